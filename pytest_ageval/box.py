@@ -1,0 +1,245 @@
+"""The box protocol: what a kind of sandbox must offer. The only module that a box imports.
+
+A box is one running environment for one attempt. Inside it the paths are always the same:
+
+    /attempt/workspace    where the agent works; the current directory of every command
+    /attempt/home         HOME
+    /attempt/artifacts    what the run publishes
+    /attempt/environment  the task's environment/ directory (setup.sh)
+    /attempt/evaluation   gold; exists only in the evaluate phase
+
+Callers always use these paths. A kind that cannot make `/attempt` real translates them, and
+`Box.visible_path` says what a process in the box must use instead.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from pytest_ageval.errors import BoxError
+
+ROOT = "/attempt"
+WORKSPACE = "/attempt/workspace"
+HOME = "/attempt/home"
+ARTIFACTS = "/attempt/artifacts"
+ENVIRONMENT = "/attempt/environment"
+EVALUATION = "/attempt/evaluation"
+SOLUTION = "/attempt/solution"
+
+#: Names a task may require and a kind may offer.
+CAPABILITIES = (
+    "exec",
+    "upload",
+    "download",
+    "attach_stdio",
+    "uid_gid",
+    "path_views",
+    "compose",
+)
+
+#: Bytes of stdout and of stderr that an `ExecResult` keeps (half from the head, half from the tail).
+STREAM_LIMIT = 256 * 1024
+
+#: Exit code of a command that was ended because its time was up (as coreutils' timeout does).
+TIMEOUT_EXIT = 124
+
+
+class NoOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """The options of a kind that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a command in the box did. Streams are text, bounded to `STREAM_LIMIT`, cut in the middle."""
+
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+    truncated: bool = False
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """The exit code is 0."""
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """What the engine gives a kind to open one box.
+
+    `work_dir` is a host directory that belongs to this box alone, outside the data set and outside
+    the evidence; the kind creates and removes it. `hidden` are host directories (the data set, the
+    evidence root) that nothing in the box may reach. `resources` are what the task asks for
+    (``cpus``, ``memory_mb``, ...). `labels` go onto everything the kind creates, so that leftovers
+    can be found: ``ageval.run``, ``ageval.worker``, ``ageval.attempt``.
+    """
+
+    kind: str
+    attempt_id: str
+    task_id: str
+    work_dir: Path
+    task_root: Path | None = None
+    dataset_root: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    hidden: Sequence[Path] = ()
+
+
+class StdioTransport(Protocol):
+    """A long-lived process in the box, as bytes in and bytes out. Every method may be awaited once at a time."""
+
+    async def read(self) -> bytes:
+        """The next chunk of stdout; b"" at end of file."""
+        ...
+
+    async def read_stderr(self) -> bytes:
+        """The next chunk of stderr; b"" at end of file (at once where the kind merges the streams)."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data` to stdin; raises BrokenPipeError when the process is gone."""
+        ...
+
+    async def close_stdin(self) -> None:
+        """Close stdin. Idempotent."""
+        ...
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """The exit code (negative: killed by that signal), or None if it still runs after `timeout` seconds."""
+        ...
+
+    async def terminate(self, grace: float = 2.0) -> int | None:
+        """TERM, wait `grace` seconds, KILL the process and all its children, verify. Idempotent."""
+        ...
+
+
+class Box(abc.ABC):
+    """One box of one kind. Methods are called from one event loop; none may block it.
+
+    Raises `BoxError` with the failure kind as title: ``environment_not_started``,
+    ``environment_path_invalid``, ``environment_upload_missing``, ``environment_download_missing``,
+    ``environment_exec_invalid``, ``environment_capability_missing``, ``environment_start_failed``,
+    ``environment_preflight_failed``.
+    """
+
+    kind: ClassVar[str]
+    capabilities: ClassVar[frozenset[str]]
+    #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
+    Options: ClassVar[type[msgspec.Struct]] = NoOptions
+
+    def __init__(self, spec: BoxSpec) -> None:
+        self.spec = spec
+        self.options: Any = msgspec.convert(dict(spec.options), self.Options)
+
+    @classmethod
+    def describe(cls, options: Mapping[str, Any]) -> str:
+        """A few words for the run header, such as ``local (bubblewrap)``. Must not start anything slow."""
+        return cls.kind
+
+    async def preflight(self) -> None:  # noqa: B027 - a kind with nothing to check inherits this
+        """Refuse early, with a remedy, if this machine cannot open a box of this kind."""
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Open the box with empty workspace, home and artifacts. Once."""
+
+    @abc.abstractmethod
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        service: str | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """Run `argv` to its end. `cwd` defaults to the workspace.
+
+        After `timeout` seconds every process it started is killed and verified gone, and the result
+        has exit code 124 and `timed_out`.
+        """
+
+    @abc.abstractmethod
+    async def upload(self, source: Path, dest: str, *, service: str | None = None) -> None:
+        """Copy a file or a tree into the box. A tree *replaces* `dest`.
+
+        Keeps modes, empty directories and symbolic links (as links, never followed).
+        """
+
+    @abc.abstractmethod
+    async def download(self, source: str, dest: Path, *, service: str | None = None) -> None:
+        """Copy a file or a tree out of the box, under the rules of `upload`."""
+
+    async def attach_stdio(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> StdioTransport:
+        """Start a long-lived process and connect to its standard streams."""
+        raise BoxError("environment_capability_missing", f"{self.kind} has no attach_stdio")
+
+    def visible_path(self, path: str) -> str:
+        """`path` as a process in the box must spell it, for arguments and environment values."""
+        return path
+
+    def host_path(self, path: str) -> Path | None:
+        """The host's own path of `path` where box and host share files; None where they do not."""
+        return None
+
+    def python_command(self) -> Sequence[str]:
+        """How to start Python in the box."""
+        return ("python3",)
+
+    def handle(self) -> dict[str, Any]:
+        """Plain data by which another process can find this box again."""
+        return {}
+
+    async def quiesce(self) -> list[str]:
+        """Kill everything that the agent left running in the box, verify, and say what was killed.
+
+        Called when the run phase ends, before the artifacts are harvested: nobody may write any more.
+        """
+        return []
+
+    @abc.abstractmethod
+    async def stop(self, *, delete: bool = True) -> None:
+        """Close the box and everything in it, quickly and by force. Idempotent; safe after a failed start."""
+
+    @classmethod
+    def reap(cls, labels: Mapping[str, str]) -> list[str]:
+        """Remove what boxes with these labels left behind (a crashed worker); say what was removed. Synchronous."""
+        return []
+
+
+def check_path(path: str) -> PurePosixPath:
+    """`path` if it is absolute, below /attempt and without ``..``; else BoxError ``environment_path_invalid``."""
+    found = PurePosixPath(path)
+    if "\0" in path or ".." in found.parts or found.parts[:2] != ("/", "attempt"):
+        raise BoxError(
+            "environment_path_invalid", f"{path!r} is not an absolute path below {ROOT} without '..'"
+        )
+    return found
+
+
+def clip(data: bytes, limit: int = STREAM_LIMIT) -> tuple[str, bool]:
+    """Decode a stream; beyond `limit` bytes keep head and tail and say how much was cut."""
+    if len(data) <= limit:
+        return data.decode("utf-8", "replace"), False
+    half = limit // 2
+    cut = len(data) - 2 * half
+    head = data[:half].decode("utf-8", "replace")
+    tail = data[-half:].decode("utf-8", "replace")
+    return f"{head}\n[... {cut} bytes cut ...]\n{tail}", True

@@ -1,0 +1,255 @@
+"""The executor protocol: what drives an agent. The only module that an executor imports.
+
+One `Executor` instance is one session of one role. The session service opens it when the task's
+run.py makes its first invoke, calls `invoke` once for each turn (never twice at once for one
+session), and closes it when the run phase is sealed.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from pytest_ageval.box import Box, NoOptions
+
+Api = Literal["chat", "responses"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model, and how to call it. `timeout` (a whole call) and `watchdog` (silence) are seconds."""
+
+    id: str | None = None
+    api: Api | None = None
+    reasoning_effort: str | None = None
+    timeout: float | None = None
+    watchdog: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Why an executor could not tell the usage of a call.
+UsageGap = Literal["not_reported", "lost_on_timeout", "parse_failed", "partial", "ambiguous"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and money of one invoke, as the provider or the agent reported them.
+
+    `prompt_tokens` counts every input token, cached ones included; `cached_tokens` are those read
+    from a cache; `cache_write_tokens` those written to one; `completion_tokens` count reasoning
+    tokens too, and `reasoning_tokens` says how many. None means: not reported, never zero.
+    `cost_usd` is what the source said, never a guess. `source` names where the figures come from.
+    `unavailable` is set when nothing (or, with ``partial``, not everything) could be known.
+    """
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+    source: str | None = None
+    unavailable: UsageGap | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``usage`` object of evidence rows: only what is known."""
+        return {
+            name: value
+            for name in self.__dataclass_fields__
+            if (value := getattr(self, name)) is not None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks the task's own code to make. `arguments` is the parsed object."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+#: How the agent ended its turn, whatever the protocol called it.
+AgentStatus = Literal[
+    "completed", "limit", "refused", "cancelled", "timeout", "crashed", "unknown"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What one invoke came to.
+
+    `ok` is False when there is no answer; then `error` is a token with detail
+    (``HTTPError:429``, ``acp_unexpected_eof``), `infrastructure` says that the provider or the
+    agent's machinery failed (the attempt is an ERROR if the task cannot go on), `transient` that
+    trying again may help, `retry_after` the seconds the provider asked for, and `repeatable` that
+    trying again cannot repeat an effect. `stop_reason` is the literal word of the protocol.
+    """
+
+    text: str = ""
+    ok: bool = True
+    error: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    usage: Usage = Usage(unavailable="not_reported")
+    stop_reason: str | None = None
+    status: AgentStatus = "completed"
+    model: str | None = None
+    infrastructure: bool = False
+    transient: bool = False
+    repeatable: bool = True
+    retry_after: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: A neutral event of the trajectory. ``kind`` is text (channel thought|assistant, text), tool (phase
+#: start|update, tool_call_id, function_name, title, tool_kind, args, content, raw_output, status),
+#: permission (outcome, option_id, policy, options), usage, or opaque (raw: a thing we do not know).
+Event = Mapping[str, Any]
+
+
+class ActivityScope(Protocol):
+    """The step log of one invoke: each step is written before its effect settles."""
+
+    def model_turn_started(self, step: int, *, delta_messages: Sequence[Mapping[str, Any]]) -> None:
+        """A model call is about to be sent; `delta_messages` are the messages not sent before."""
+        ...
+
+    def model_turn_completed(
+        self,
+        step: int,
+        *,
+        text: str,
+        thought: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+    ) -> None:
+        """The model's answer has arrived whole."""
+        ...
+
+    def model_turn_aborted(self, step: int, *, reason: str, partial_text: str = "") -> None:
+        """The model call ended without a whole answer."""
+        ...
+
+    def tool_call_started(
+        self,
+        tool_call_id: str,
+        *,
+        name: str,
+        kind: str | None = None,
+        arguments: Any = None,
+        replay_safe: bool = False,
+    ) -> None:
+        """A tool is about to take effect. `replay_safe`: it only reads."""
+        ...
+
+    def tool_call_completed(
+        self,
+        tool_call_id: str,
+        *,
+        outcome: Literal["ok", "error", "interrupted"],
+        content: str = "",
+        exit_code: int | None = None,
+        raw_output: Any = None,
+    ) -> None:
+        """The tool's effect has settled."""
+        ...
+
+
+PermissionPolicy = Literal["allow", "deny", "hook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the session service gives an executor at construction.
+
+    `api_key` is the resolved secret (never log it), `base_url` the resolved URL. `options` are the
+    role's executor options, already checked against `Executor.Options`. `emit` takes trajectory
+    events as they happen; it may be called from any thread. `remaining` gives the seconds left in
+    the phase, or None for no limit. `ask` answers a permission request under the policy ``hook``:
+    it gets the protocol's request and returns the id of one of its options, or None to cancel.
+    `raw_dir` is a directory of the evidence for the vendor's own logs, or None when they are not kept.
+    `env` are further variables that an agent in the box gets.
+    """
+
+    session_id: str
+    role: str
+    actor: str | None
+    model: ModelSpec
+    base_url: str | None
+    api_key: str | None
+    api_key_name: str | None
+    options: Mapping[str, Any]
+    box: Box | None
+    task_root: Path
+    activity: ActivityScope
+    emit: Callable[[Event], None]
+    remaining: Callable[[], float | None]
+    ask: Callable[[Mapping[str, Any]], Awaitable[str | None]]
+    permission: PermissionPolicy = "allow"
+    raw_dir: Path | None = None
+    agent: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Executor(abc.ABC):
+    """Drives one session of one agent. Methods are called from one event loop; none may block it.
+
+    A provider's or an agent's failure is *returned* by `invoke` (``ok=False``); `open` raises
+    `ExecutorError` when the session cannot be had at all.
+    """
+
+    kind: ClassVar[str]
+    #: Capabilities of the box that the executor needs; empty: the model is called from the host.
+    requires_box: ClassVar[frozenset[str]] = frozenset()
+    #: Two sessions of one role may be open and invoked at once.
+    concurrent_sessions: ClassVar[bool] = True
+    supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
+    #: Fields of `ModelSpec` besides ``id`` and ``api`` that have an effect.
+    supported_model_fields: ClassVar[frozenset[str]] = frozenset()
+    #: Keys of ``model.extra`` that are passed on.
+    extra_allowlist: ClassVar[frozenset[str]] = frozenset()
+    #: A model id must be configured.
+    requires_model: ClassVar[bool] = False
+    #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
+    Options: ClassVar[type[msgspec.Struct]] = NoOptions
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.options: Any = msgspec.convert(dict(session.options), self.Options)
+
+    @classmethod
+    async def prepare(cls, session: Session) -> None:
+        """Make the agent's runtime ready in the box (install, write config), before the timed run.
+
+        Called once for each role in the environment phase, with a session that is never invoked.
+        """
+
+    async def open(self) -> None:  # noqa: B027 - an executor with nothing to open inherits this
+        """Start the session. Raises `ExecutorError`."""
+
+    @abc.abstractmethod
+    async def invoke(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> AgentResult:
+        """One turn. The prompt always goes out, after the true history of this session.
+
+        `tools` are OpenAI function schemas that the *task* will execute. `messages`, when given, is
+        the whole conversation as the task sees it, in place of the session's own history.
+        The session service bounds the time with `cancel`.
+        """
+
+    async def cancel(self) -> None:  # noqa: B027 - the service cancels the awaiting task as well
+        """End the running turn as soon as possible; `invoke` then returns with status ``cancelled``."""
+
+    async def close(self) -> None:  # noqa: B027 - an executor with nothing to close inherits this
+        """End the session and everything it started. Idempotent; called on every path."""
