@@ -15,6 +15,8 @@ Callers always use these paths. A kind that cannot make `/attempt` real translat
 from __future__ import annotations
 
 import abc
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -144,7 +146,7 @@ class Box(abc.ABC):
         """A few words for the run header, such as ``local (bubblewrap)``. Must not start anything slow."""
         return cls.kind
 
-    async def preflight(self) -> None:  # noqa: B027 - a kind with nothing to check inherits this
+    async def preflight(self) -> None:
         """Refuse early, with a remedy, if this machine cannot open a box of this kind."""
 
     @abc.abstractmethod
@@ -224,6 +226,11 @@ class Box(abc.ABC):
         return []
 
 
+def work_parent() -> Path:
+    """The host directory under which every box of this user has its `work_dir`: ``<run>/<attempt>``."""
+    return Path(tempfile.gettempdir()) / f"pytest-ageval-{os.getuid()}"
+
+
 def check_path(path: str) -> PurePosixPath:
     """`path` if it is absolute, below /attempt and without ``..``; else BoxError ``environment_path_invalid``."""
     found = PurePosixPath(path)
@@ -243,3 +250,37 @@ def clip(data: bytes, limit: int = STREAM_LIMIT) -> tuple[str, bool]:
     head = data[:half].decode("utf-8", "replace")
     tail = data[-half:].decode("utf-8", "replace")
     return f"{head}\n[... {cut} bytes cut ...]\n{tail}", True
+
+
+class BoundedStream:
+    """Collects a stream of any length in constant memory: head and tail, at most `limit` bytes.
+
+    For kinds that read while the command runs; the text is the same as `clip` would give.
+    """
+
+    def __init__(self, limit: int = STREAM_LIMIT) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self._total += len(data)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data[-self._half :]
+        # Cut at twice the size, so that the bytes are moved once for many small chunks.
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: -self._half]
+
+    def text(self) -> tuple[str, bool]:
+        """The text so far, and whether something was cut."""
+        cut = self._total - len(self._head) - min(len(self._tail), self._half)
+        if cut <= 0:
+            return (self._head + self._tail).decode("utf-8", "replace"), False
+        head = self._head.decode("utf-8", "replace")
+        tail = self._tail[-self._half :].decode("utf-8", "replace")
+        return f"{head}\n[... {cut} bytes cut ...]\n{tail}", True

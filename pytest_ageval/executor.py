@@ -59,9 +59,7 @@ class Usage:
     def as_dict(self) -> dict[str, Any]:
         """The ``usage`` object of evidence rows: only what is known."""
         return {
-            name: value
-            for name in self.__dataclass_fields__
-            if (value := getattr(self, name)) is not None
+            name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None
         }
 
 
@@ -75,9 +73,7 @@ class ToolCall:
 
 
 #: How the agent ended its turn, whatever the protocol called it.
-AgentStatus = Literal[
-    "completed", "limit", "refused", "cancelled", "timeout", "crashed", "unknown"
-]
+AgentStatus = Literal["completed", "limit", "refused", "cancelled", "timeout", "crashed", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +212,10 @@ class Executor(abc.ABC):
     extra_allowlist: ClassVar[frozenset[str]] = frozenset()
     #: A model id must be configured.
     requires_model: ClassVar[bool] = False
+    #: Names of the environment variables with the key and the address, where a role names none.
+    #: A key's name is locked always, an address only when its variable is set.
+    default_api_key: ClassVar[str | None] = None
+    default_base_url: ClassVar[str | None] = None
     #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 
@@ -230,7 +230,7 @@ class Executor(abc.ABC):
         Called once for each role in the environment phase, with a session that is never invoked.
         """
 
-    async def open(self) -> None:  # noqa: B027 - an executor with nothing to open inherits this
+    async def open(self) -> None:
         """Start the session. Raises `ExecutorError`."""
 
     @abc.abstractmethod
@@ -248,8 +248,8 @@ class Executor(abc.ABC):
         The session service bounds the time with `cancel`.
         """
 
-    async def cancel(self) -> None:  # noqa: B027 - the service cancels the awaiting task as well
+    async def cancel(self) -> None:
         """End the running turn as soon as possible; `invoke` then returns with status ``cancelled``."""
 
-    async def close(self) -> None:  # noqa: B027 - an executor with nothing to close inherits this
+    async def close(self) -> None:
         """End the session and everything it started. Idempotent; called on every path."""

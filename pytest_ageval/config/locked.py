@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.executor import ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Binding:
     agent: str | None = None
     agent_ref: str | None = None
     overlays: tuple[str, ...] = ()
+    #: The package directory that `overlays` are relative to.
+    overlay_root: Path | None = None
     extensions: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -130,6 +134,8 @@ class LockedTask:
     digest: str
     resolution: tuple[Resolution, ...]
     document: Mapping[str, Any]
+    #: Where `pytest_ageval.config.resolve_secret` looks after the environment.
+    env_files: tuple[Path, ...] = ()
 
     def directory(self, name: str) -> Path | None:
         """A directory of the task (``data``, ``evaluation``, ``environment``, ``solution``), if it is there."""

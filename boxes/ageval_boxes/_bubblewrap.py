@@ -1,0 +1,283 @@
+"""What a process of a local box sees of this machine, by bubblewrap (https://github.com/containers/bubblewrap).
+
+Each command is its own `bwrap` (a few milliseconds) with a tmpfs root in which only what a program
+needs is bound, read-only. All commands of a box share one pid namespace, whose first process is
+ours: they see each other and nobody else, orphans are reaped, and killing that first process makes
+the kernel kill every process of the box at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ageval_boxes._processes import KILL_SECONDS, Child, Pump, pid_namespace
+from pytest_ageval.errors import BoxError
+
+#: Bound where they exist; a symbolic link (``/bin -> usr/bin``) is made again as a link.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
+
+#: What root keeps in the box: enough for installers, tar and su; nothing that reaches the machine
+#: (no mounts, no devices, no open_by_handle_at, no tracing).
+_CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SETFCAP NET_BIND_SERVICE SYS_CHROOT"
+).split()
+
+#: /proc and /dev as a command of a box gets them.
+KERNEL = ("--proc", "/proc", "--dev", "/dev")
+#: As the first process gets them: with terminals, a user's bwrap would nest two user namespaces.
+FIRST_KERNEL = ("--proc", "/proc", "--dev-bind", "/dev/null", "/dev/null")
+
+#: The first process of a box: reaps orphans (`wait`) and cannot be killed from inside.
+_INIT = "while :; do sleep 1000000 & wait $!; s=$?; [ $s = 0 ] || [ $s -gt 128 ] || exit 1; done"
+
+
+def bwrap() -> str | None:
+    """The bubblewrap program, or None."""
+    return shutil.which("bwrap")
+
+
+@functools.cache
+def unusable() -> str | None:
+    """Why bubblewrap cannot be used here, found by running it once; None if it can."""
+    program = bwrap()
+    if program is None:
+        return "bubblewrap (bwrap) is not installed"
+    argv = [program, "--unshare-pid", *_privileges(), *_system(), *KERNEL, "--", "/bin/sh", "-c", ":"]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not start: {error}"
+    if done.returncode:
+        return f"bubblewrap does not work here: {done.stderr.decode('utf-8', 'replace').strip()}"
+    return None
+
+
+def _privileges() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    keep = [word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")]
+    return ["--cap-drop", "ALL", *keep]
+
+
+@functools.cache
+def _system() -> tuple[str, ...]:
+    found = ["--tmpfs", "/"]
+    for name in _SYSTEM:
+        if Path(name).is_symlink():
+            found += ["--symlink", str(Path(name).readlink()), name]
+        elif Path(name).is_dir():
+            found += ["--ro-bind", name, name]
+    return tuple(found)
+
+
+def _below(path: Path, parents: Sequence[Path]) -> bool:
+    return any(path == parent or parent in path.parents for parent in parents)
+
+
+def _python_roots() -> list[Path]:
+    executable = Path(sys.executable).resolve()
+    return [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
+
+
+def _tool_root(entry: Path) -> Path:
+    """What to bind for a PATH entry: ``<prefix>/bin`` of a tool needs ``<prefix>/lib`` too, ``~/.local`` is too much."""
+    home = Path.home()
+    prefix = entry.parent
+    private = (home, home / ".local", Path("/"))
+    if entry.name == "bin" and (prefix / "lib").is_dir() and prefix not in private:
+        return prefix
+    return entry
+
+
+class View:
+    """Which host paths a box shows read-only, and which it hides although they lie under one of those."""
+
+    def __init__(self, hidden: Sequence[Path], exposed: Sequence[Path] = ()) -> None:
+        known = {p for h in hidden for p in (h.absolute(), h.resolve()) if p != Path("/")}
+        self._hidden = sorted(known)
+        self._system = [Path(name) for name in _SYSTEM]
+        self._bound: dict[Path, None] = {}
+        for root in _python_roots():
+            self._bind(root)
+        path: list[str] = []
+        for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
+            entry = Path(text)
+            if not text or not entry.is_absolute() or not entry.is_dir():
+                continue
+            if not self.shows(entry) and not self._hides(entry):
+                self._bind(_tool_root(entry))
+            if self.shows(entry):
+                path.append(text)
+        self.path = os.pathsep.join(path) or os.defpath
+        # A name server file is often a link to /run, which is not bound.
+        resolver = Path("/etc/resolv.conf").resolve()
+        if resolver.is_file():
+            self._bind(resolver)
+        for extra in exposed:
+            self.expose(extra)
+
+    def shows(self, path: Path) -> bool:
+        """`path` lies under something that is bound (it may still be hidden)."""
+        return _below(path, [*self._system, *self._bound])
+
+    def _hides(self, path: Path) -> bool:
+        return _below(path, self._hidden) or _below(path.resolve(), self._hidden)
+
+    def _bind(self, path: Path) -> None:
+        if path.exists() and not self.shows(path):
+            self._bound[path] = None
+
+    def expose(self, path: Path) -> None:
+        """Show `path` too. Raises BoxError if it does not exist, is hidden, or would replace a path of the box."""
+        path = path.expanduser().absolute()
+        if not path.exists():
+            raise BoxError("environment_expose_invalid", f"{path} does not exist on this machine")
+        if self._hides(path):
+            raise BoxError("environment_expose_invalid", f"{path} is hidden from every box")
+        if path in (Path("/"), Path("/tmp")) or _below(path, [Path(p) for p in _OWN]):  # noqa: S108
+            raise BoxError("environment_expose_invalid", f"{path} cannot be shown in a box")
+        self._bind(path)
+
+    def _covers(self, path: Path) -> bool:
+        """`path` would be visible if nothing were laid over it: what lies nearest above it is bound, not hidden."""
+        above = [p for p in [*self._system, *self._bound, *self._hidden] if p in path.parents]
+        return bool(above) and max(above, key=lambda p: len(p.parts)) not in self._hidden
+
+    def arguments(self, files: Path, tmp: Path, kernel: Sequence[str] = KERNEL) -> list[str]:
+        """The mounts of a box whose files are `files` and whose /tmp is `tmp`, in bwrap's words."""
+        entries = [(path, ["--ro-bind", str(path), str(path)]) for path in self._bound]
+        closed = ["--remount-ro", "/"]
+        for path in self._hidden:
+            if not path.exists() or not self._covers(path):
+                continue
+            if path.is_dir():
+                entries.append((path, ["--tmpfs", str(path)]))
+                closed += ["--remount-ro", str(path)]
+            else:
+                entries.append((path, ["--ro-bind", os.devnull, str(path)]))
+        entries.append((Path("/tmp"), ["--bind", str(tmp), "/tmp"]))  # noqa: S108
+        entries.append((Path("/var/tmp"), ["--bind", str(tmp), "/var/tmp"]))  # noqa: S108
+        entries.append((Path("/attempt"), ["--bind", str(files), "/attempt"]))
+        # Parents first, so that what is mounted deeper is what counts.
+        entries.sort(key=lambda entry: len(entry[0].parts))
+        mounts = [word for _path, words in entries for word in words]
+        return [*_system(), *mounts, *kernel, *closed]
+
+
+_OWN = ("/attempt", "/proc", "/dev", "/sys")
+
+
+class Namespace:
+    """The pid namespace of one box, held open by its first process.
+
+    That process dies with the thread that called `start` (the event loop's), and everything in
+    the namespace with it.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.number = 0
+        self._child: Child | None = None
+        self._fds: list[int] = []
+        self._user = os.geteuid() != 0
+
+    async def start(self, mounts: Sequence[str], env: Mapping[str, str]) -> None:
+        """Make the namespace. Raises BoxError ``environment_start_failed``.
+
+        `mounts` are those of the box's commands: they can reach this process's root by /proc.
+        """
+        receive, give = os.pipe()
+        program = bwrap() or "bwrap"
+        argv = [program, "--unshare-pid", "--as-pid-1", "--die-with-parent", *_privileges()]
+        argv += ["--new-session", *mounts, "--json-status-fd", str(give)]
+        argv += ["--", "/bin/sh", "-c", _INIT]
+        try:
+            self._child = Child(
+                argv, env=env, cwd="/", stdin=subprocess.DEVNULL, pass_fds=(give,),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            os.close(give)
+        self.pid = await _first_pid(receive)
+        number = pid_namespace(self.pid) if self.pid else None
+        if number is None:
+            await self.close()
+            raise BoxError(
+                "environment_start_failed", "bubblewrap could not make a pid namespace"
+            )
+        self.number = number
+        kinds = ("pid", "user") if self._user else ("pid",)
+        self._fds = [os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY) for kind in kinds]
+
+    @property
+    def alive(self) -> bool:
+        """It was started and its first process still runs."""
+        return self._child is not None and not self._child.exited.done() and self.number != 0
+
+    @property
+    def child(self) -> Child | None:
+        """The process that holds the namespace."""
+        return self._child
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What a bwrap that joins must inherit."""
+        return tuple(self._fds)
+
+    def join(self) -> list[str]:
+        """The options by which another bwrap joins."""
+        names = ("--pidns", "--userns")
+        return [word for name, fd in zip(names, self._fds, strict=False) for word in (name, str(fd))]
+
+    def kill(self) -> None:
+        """Kill every process in the namespace. Does not wait."""
+        if self.pid and self._child is not None and not self._child.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def close(self) -> bool:
+        """Kill every process in the namespace; whether all are gone. Idempotent."""
+        self.kill()
+        gone = True
+        if self._child is not None:
+            if not self.pid:
+                self._child.popen.kill()
+            # The kernel lets the first process end only when all others have ended.
+            gone = await self._child.wait(KILL_SECONDS) is not None
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        self.number = 0
+        return gone
+
+
+async def _first_pid(fd: int) -> int:
+    """The host's number of the first process in the namespace, from bwrap's status pipe; 0 if it failed."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[int] = loop.create_future()
+    text = bytearray()
+
+    def line(data: bytes) -> None:
+        text.extend(data)
+        if b"\n" in text and not found.done():
+            found.set_result(int(json.loads(text.split(b"\n")[0])["child-pid"]))
+
+    pump = Pump(fd, line)
+    os.close(fd)
+    pump.ended.add_done_callback(lambda _done: found.done() or found.set_result(0))
+    try:
+        await asyncio.wait([found], timeout=10)
+        return found.result() if found.done() else 0
+    finally:
+        # bwrap writes the exit code here later; a closed pipe would kill it with SIGPIPE.
+        pump.detach()

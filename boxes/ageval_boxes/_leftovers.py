@@ -1,0 +1,146 @@
+"""Where local boxes live on this machine, and how those are found whose owner is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ageval_boxes._files import remove_tree
+from ageval_boxes._processes import (
+    COOKIE,
+    Proc,
+    all_procs,
+    environ_holds,
+    family,
+    kill_now,
+    pid_namespace,
+    read_proc,
+)
+from pytest_ageval.errors import BoxError
+
+#: The file in a box's work directory that says whose it is.
+MARKER = "box.json"
+
+# parent / run / attempt / box
+_LEVELS = 4
+
+
+def default_work_parent() -> Path:
+    """``<temporary directory>/pytest-ageval-<uid>``, made if need be: put work directories below it.
+
+    `LocalBox.reap` looks there and nowhere else. Raises BoxError ``environment_preflight_failed`` if
+    someone else owns it or may write to it.
+    """
+    parent = Path(tempfile.gettempdir()) / f"pytest-ageval-{os.geteuid()}"
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = parent.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise BoxError(
+            "environment_preflight_failed",
+            f"{parent} must be a directory that only you can write to; remove it or set TMPDIR",
+        )
+    return parent
+
+
+def boot_id() -> str:
+    """Which start of this machine it is: process ids mean nothing beyond it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def marker(box_id: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """What `MARKER` holds: the box, its labels, and the process that owns it."""
+    own = read_proc(os.getpid())
+    return {
+        "kind": "local",
+        "id": box_id,
+        "labels": dict(labels),
+        "pid": os.getpid(),
+        "start": own.start if own else 0,
+        "boot_id": boot_id(),
+    }
+
+
+def in_box(box_id: str) -> list[Proc]:
+    """Every process of the box `box_id`: by its cookie, by descent and session, by pid namespace."""
+    needle = f"{COOKIE}={box_id}:".encode()
+    procs = all_procs()
+    members = family(procs, {proc.pid for proc in procs if environ_holds(proc.pid, needle)})
+    spaces = {pid_namespace(pid) for pid in members} - {pid_namespace(os.getpid()), None}
+    if spaces:
+        members |= {proc.pid for proc in procs if pid_namespace(proc.pid) in spaces}
+    return [proc for proc in procs if proc.pid in members and proc.alive]
+
+
+def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    try:
+        found = json.loads((directory / MARKER).read_bytes())
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):
+        return
+    else:
+        if isinstance(found, dict) and found.get("kind") == "local":
+            yield directory, found
+        return
+    if levels:
+        for inner in sorted(directory.iterdir()):
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _markers(inner, levels - 1)
+
+
+def _owner_lives(found: Mapping[str, Any]) -> bool:
+    if found.get("boot_id") != boot_id() or found.get("pid") == os.getpid():
+        return False
+    owner = read_proc(int(found.get("pid", 0)))
+    return owner is not None and owner.alive and owner.start == found.get("start")
+
+
+def reap(labels: Mapping[str, str]) -> list[str]:
+    """Kill and delete boxes that carry all of `labels`, unless another living process owns them.
+
+    A box of this very process counts as left over: ask only when its own `stop` will not come.
+    Returns a line for each.
+    """
+    parent = default_work_parent()
+    removed = []
+    for directory, found in list(_markers(parent, _LEVELS)):
+        has = found.get("labels")
+        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
+            continue
+        if _owner_lives(found):
+            continue
+        killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
+        remove_tree(directory)
+        _remove_empty(directory.parent, parent)
+        attempt = has.get("ageval.attempt", directory.name)
+        removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
+    return removed
+
+
+def _kill(box_id: str, seconds: float = 3.0) -> int:
+    if not box_id:
+        return 0
+    killed = 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        now = kill_now(lambda: in_box(box_id))
+        if not now:
+            break
+        killed += len(now)
+        time.sleep(0.02)
+    return killed
+
+
+def _remove_empty(directory: Path, parent: Path) -> None:
+    while directory != parent and parent in directory.parents:
+        try:
+            directory.rmdir()
+        except OSError:  # another box of the same run lives there
+            return
+        directory = directory.parent

@@ -1,0 +1,11 @@
+"""One instruction; answer.json is harvested from the workspace."""
+
+from __future__ import annotations
+
+from ageval_sdk import RunContext, RunTerminal
+from shared.box_work import instruct
+
+
+async def run(ctx: RunContext) -> RunTerminal:
+    """Ask the solver about the logs."""
+    return await instruct(ctx)

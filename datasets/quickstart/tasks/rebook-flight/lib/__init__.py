@@ -1,0 +1,1 @@
+"""The airline and its customer."""

@@ -1,0 +1,275 @@
+"""What the executors that call a model over HTTP have in common: the turn, its evidence, its failures."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ageval_executors._conversation import Entry, MessagesError, next_turn
+from ageval_executors._failure import CallFailedError
+from ageval_executors._http import ModelClient, is_loopback
+from ageval_executors._text import bounded
+from pytest_ageval.executor import AgentResult, Executor, Usage
+
+if TYPE_CHECKING:
+    from ageval_executors._answer import Answer
+    from ageval_executors._conversation import Turn
+    from pytest_ageval.executor import Session
+
+#: Seconds that one call may take when the model's ``timeout`` is not set.
+DEFAULT_TIMEOUT = 600.0
+
+
+class ModelExecutor(Executor):
+    """Calls a model once for each invoke, from the host. The task runs the tools that the model calls.
+
+    The conversation of the session is kept here, whole. A failed call leaves it as it was, so that the
+    session service can send the same prompt again; nothing is repeated here.
+    """
+
+    concurrent_sessions = True
+    supported_model_fields = frozenset({"reasoning_effort", "timeout", "watchdog", "extra"})
+    #: Used when the profile names no URL or no model.
+    default_base_url: ClassVar[str]
+    default_model: ClassVar[str]
+    #: The variable in which this provider's users keep their key.
+    default_api_key_name: ClassVar[str]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.base_url = session.base_url or self.default_base_url
+        self.client = ModelClient(self.endpoint())
+        self._history: tuple[Entry, ...] = ()
+        self._step = 0
+        self._call: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    # -- what an API is ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def endpoint(self) -> str:
+        """The URL that is posted to."""
+
+    @abc.abstractmethod
+    def headers(self, key: str | None) -> dict[str, str]:
+        """The headers of the API, the credential among them."""
+
+    @abc.abstractmethod
+    def body(
+        self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None
+    ) -> dict[str, Any]:
+        """The request. Raises `MessagesError`."""
+
+    @abc.abstractmethod
+    def answer(self) -> Answer:
+        """An empty answer, to be filled."""
+
+    # -- the protocol -----------------------------------------------------------------------------
+
+    async def invoke(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> AgentResult:
+        """One call of the model. See `Executor.invoke` and `next_turn`."""
+        problem = self._credential_problem()
+        if problem is not None:
+            return problem
+        try:
+            turn = next_turn(self._history, prompt, messages)
+            body = self.body(turn.entries, tools)
+        except MessagesError as error:
+            return AgentResult(ok=False, error=f"messages_invalid: {error}", infrastructure=True)
+        self._step += 1
+        self.session.activity.model_turn_started(self._step, delta_messages=turn.new)
+        answer = self.answer()
+        try:
+            await self._run(body, answer)
+        except CallFailedError as failure:
+            return self._failed(failure, answer)
+        except asyncio.CancelledError:
+            result = self._ended(answer)
+            if not self._cancelled:
+                raise
+            return result
+        return self._done(turn, answer)
+
+    async def cancel(self) -> None:
+        """Drop the running call; `invoke` returns with status ``cancelled``."""
+        if self._call is not None and not self._call.done():
+            self._cancelled = True
+            self._call.cancel()
+
+    async def close(self) -> None:
+        """Drop the running call and close the connection. Idempotent."""
+        await self.cancel()
+        await self.client.close()
+
+    # -- one call ---------------------------------------------------------------------------------
+
+    async def _run(self, body: Mapping[str, Any], answer: Answer) -> None:
+        self._cancelled = False
+        self._call = asyncio.ensure_future(self._post(body, answer))
+        try:
+            await self._call
+        finally:
+            self._call.cancel()
+
+    async def _post(self, body: Mapping[str, Any], answer: Answer) -> None:
+        limit = self.session.model.timeout or DEFAULT_TIMEOUT
+        # Without a stream nothing arrives until the whole answer does: silence then means nothing.
+        silence = self.session.model.watchdog if body.get("stream") else None
+        try:
+            async with asyncio.timeout(limit):
+                await self.client.post(
+                    body,
+                    self.headers(self.session.api_key),
+                    silence=silence,
+                    event=answer.event,
+                    document=answer.document,
+                )
+        except TimeoutError as error:
+            raise CallFailedError(
+                "model_timeout",
+                True,
+                f"no whole answer within {limit:g} seconds",
+                status="timeout",
+                gap="lost_on_timeout",
+            ) from error
+
+    def _credential_problem(self) -> AgentResult | None:
+        key, name = self.session.api_key, self.session.api_key_name or self.default_api_key_name
+        if not key and not is_loopback(self.base_url):
+            return AgentResult(
+                ok=False,
+                error="missing_credential",
+                infrastructure=True,
+                metadata={"message": f"no key for {self.kind}: set api_key: ${{{name}}}"},
+            )
+        # Said here: the HTTP library's own message for such a header shows the header.
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            return AgentResult(
+                ok=False,
+                error="credential_invalid",
+                infrastructure=True,
+                metadata={"message": f"{name} holds characters that no key has (a line end?)"},
+            )
+        return None
+
+    # -- what came of it --------------------------------------------------------------------------
+
+    def _done(self, turn: Turn, answer: Answer) -> AgentResult:
+        calls, broken = answer.tool_calls(self._step)
+        text, usage = answer.joined("assistant"), answer.usage()
+        self._emit_text(answer)
+        for call in calls:
+            self.session.emit(
+                {
+                    "kind": "tool",
+                    "phase": "start",
+                    "tool_call_id": call.id,
+                    "function_name": call.name,
+                    "args": dict(call.arguments),
+                    "status": "pending",
+                }
+            )
+        self.session.activity.model_turn_completed(
+            self._step,
+            text=text,
+            thought=answer.joined("thought"),
+            tool_calls=calls,
+            usage=usage,
+            stop_reason=answer.stop_reason,
+        )
+        # An empty answer is not kept: providers refuse a conversation that holds one.
+        said = (Entry(answer.message(), answer.native()),) if text or calls else ()
+        self._history = (*turn.entries, *said)
+        metadata: dict[str, Any] = {"api": self.session.model.api or "chat"}
+        if answer.id:
+            metadata["response_id"] = bounded(answer.id, 200)
+        if answer.usage_row is not None:
+            metadata["usage_reported"] = answer.usage_row
+        if broken:
+            metadata["invalid_arguments"] = broken
+        return AgentResult(
+            text=text,
+            tool_calls=calls,
+            usage=usage,
+            stop_reason=answer.stop_reason,
+            status="refused" if answer.refused else answer.status(),
+            model=answer.model or self.model_id,
+            metadata=self._scrubbed(metadata),
+        )
+
+    def _failed(self, failure: CallFailedError, answer: Answer) -> AgentResult:
+        partial = answer.joined("assistant")
+        message = self._scrub(failure.message)
+        error = self._scrub(failure.error)
+        self.session.activity.model_turn_aborted(
+            self._step, reason=f"{error}: {message}" if message else error, partial_text=partial
+        )
+        return AgentResult(
+            text=partial,
+            ok=False,
+            error=error,
+            usage=_usage_of_a_part(answer.usage(), Usage(unavailable=failure.gap)),
+            status=failure.status,
+            model=answer.model or self.model_id,
+            infrastructure=True,
+            transient=failure.transient,
+            retry_after=failure.retry_after,
+            metadata=self._scrubbed({**failure.metadata, "message": message}),
+        )
+
+    def _ended(self, answer: Answer) -> AgentResult:
+        """The call was cancelled: nobody will send it again, so that its part is the answer's record."""
+        partial = answer.joined("assistant")
+        self._emit_text(answer)
+        self.session.activity.model_turn_aborted(
+            self._step, reason="cancelled", partial_text=partial
+        )
+        return AgentResult(
+            text=partial,
+            ok=False,
+            error="cancelled",
+            usage=_usage_of_a_part(answer.usage(), Usage(unavailable="lost_on_timeout")),
+            status="cancelled",
+            model=answer.model or self.model_id,
+        )
+
+    def _emit_text(self, answer: Answer) -> None:
+        """Text goes out once it is final: a call that is repeated must not show its text twice."""
+        for channel, text in answer.told():
+            self.session.emit({"kind": "text", "channel": channel, "text": text})
+
+    @property
+    def model_id(self) -> str:
+        """The model that is asked for."""
+        return self.session.model.id or self.default_model
+
+    def _scrub(self, text: str) -> str:
+        """`text` without the key: some servers repeat it in their message."""
+        key = self.session.api_key
+        if not key:
+            return text
+        name = self.session.api_key_name or "api_key"
+        return text.replace(key, f"[REDACTED:{name}]")
+
+    def _scrubbed(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._scrub(value)
+        if isinstance(value, Mapping):
+            return {self._scrub(str(key)): self._scrubbed(row) for key, row in value.items()}
+        if isinstance(value, list):
+            return [self._scrubbed(row) for row in value]
+        return value
+
+
+def _usage_of_a_part(found: Usage, none: Usage) -> Usage:
+    known = found.prompt_tokens is not None or found.completion_tokens is not None
+    return replace(found, unavailable="partial") if known else none

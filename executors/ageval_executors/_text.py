@@ -1,0 +1,40 @@
+"""Text that came from a model, made safe to write and to send on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def mend(text: str) -> str:
+    """`text` without lone surrogates: halves that belong together are joined, others become U+FFFD.
+
+    JSON may carry half of a surrogate pair as an escape, Python keeps it in a str, and no UTF-8
+    encoder takes it. Providers also cut pairs in two when they stream.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def mend_json(value: Any) -> Any:
+    """A JSON value with every string mended, keys included."""
+    if isinstance(value, str):
+        return mend(value)
+    if isinstance(value, list):
+        return [mend_json(inner) for inner in value]
+    if isinstance(value, dict):
+        return {mend(str(key)): mend_json(inner) for key, inner in value.items()}
+    return value
+
+
+def encode_json(value: Any) -> bytes:
+    """`value` as UTF-8 JSON. Raises TypeError for what is no JSON."""
+    return mend(json.dumps(value, ensure_ascii=False)).encode()
+
+
+def bounded(text: str, limit: int) -> str:
+    """The first `limit` characters, and a mark if there were more."""
+    return text if len(text) <= limit else f"{text[:limit]} [... cut]"

@@ -1,0 +1,253 @@
+"""`AcpExecutor`: one session of one coding agent that speaks ACP on its standard streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ageval_executors.acp.install import ensure_runtime
+from ageval_executors.acp.launch import build_launch, resolve_key, write_files
+from ageval_executors.acp.native import NativeSession, is_alone
+from ageval_executors.acp.options import AcpOptions
+from ageval_executors.acp.peer import RpcError, require_library
+from ageval_executors.acp.results import TurnEnd, build_result, dead_result, refused_result
+from pytest_ageval.errors import BoxError, ExecutorError
+from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ageval_executors.acp.turn import Turn
+    from pytest_ageval.box import Box
+
+#: Seconds after the prompt's result in which updates still belong to the turn.
+DRAIN_SECONDS = 0.25
+
+
+class AcpExecutor(Executor):
+    """Drives any agent that speaks ACP: one process in the box, one native session, for one `Session`.
+
+    The agent brings its own tools and keeps its own history. So `tools` are answered with
+    ``acp_tools_unsupported``, and `messages` that hold more than the prompt with
+    ``acp_messages_unsupported``. A model turn of the activity log is a whole prompt turn: the protocol
+    does not show single model calls.
+    """
+
+    kind: ClassVar[str] = "acp"
+    requires_box: ClassVar[frozenset[str]] = frozenset({"attach_stdio", "exec"})
+    supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
+    supported_model_fields: ClassVar[frozenset[str]] = frozenset(
+        {"reasoning_effort", "timeout", "watchdog"}
+    )
+    Options = AcpOptions
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.options: AcpOptions
+        self.entry = self.options.resolve()
+        #: Set before `open` to continue a native session (``native_session_id`` of an earlier one).
+        self.resume_from: str | None = None
+        self._native: NativeSession | None = None
+        self._running: asyncio.Task[dict[str, Any]] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_reason: str | None = None
+
+    @property
+    def native_session_id(self) -> str | None:
+        """The agent's own id of the session, for a later `resume_from`."""
+        return self._native.id if self._native is not None else None
+
+    @property
+    def policy(self) -> PermissionPolicy:
+        """How permission requests are answered."""
+        return self.options.permission or self.session.permission
+
+    # -- open --------------------------------------------------------------------------------------
+
+    @classmethod
+    async def prepare(cls, session: Session) -> None:
+        """Install the agent, and refuse what the run would refuse: missing library, key, Node."""
+        executor = cls(session)
+        require_library()
+        resolve_key(session, executor.entry)
+        executor._check_policy()
+        await executor._ensure_runtime(may_install=True)
+        session.emit(
+            {
+                "kind": "opaque",
+                "raw": {
+                    "type": "agent_runtime",
+                    "entry": executor.entry.name,
+                    "packages": dict(executor.entry.packages),
+                },
+            }
+        )
+
+    async def open(self) -> None:
+        """Start the agent and open its session, within ``start_timeout_seconds`` for each step."""
+        require_library()
+        self._check_policy()
+        box = self._box()
+        runtime = await self._ensure_runtime(may_install=False)
+        launch = build_launch(
+            self.session,
+            self.entry,
+            runtime,
+            box,
+            permission=self.policy,
+            extra_env=self.options.env,
+        )
+        await write_files(box, launch)
+        self._native = NativeSession(self.session, self.entry, launch, box, self.policy)
+        try:
+            await self._native.start(
+                self._start_timeout(), mode=self.options.mode, resume=self.resume_from
+            )
+        except BoxError as error:
+            await self.close()
+            raise ExecutorError(
+                "acp_start_failed", f"could not start {launch.command!r}: {error}"
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    def _box(self) -> Box:
+        if self.session.box is None:
+            raise ExecutorError("acp_box_missing", "an ACP agent runs in a box, and there is none")
+        return self.session.box
+
+    def _check_policy(self) -> None:
+        if self.policy != "allow" and not self.entry.asks_permission:
+            raise ExecutorError(
+                "acp_permission_unsupported",
+                f"the agent {self.entry.name} never asks for permission, so the policy "
+                f"{self.policy!r} cannot be kept",
+            )
+
+    async def _ensure_runtime(self, *, may_install: bool) -> Any:
+        return await ensure_runtime(
+            self.entry,
+            self._box(),
+            runtime=self.options.runtime,
+            node=self.options.node,
+            may_install=may_install,
+        )
+
+    def _start_timeout(self) -> float:
+        left = self.session.remaining()
+        limit = self.options.start_timeout_seconds
+        return limit if left is None else max(0.1, min(limit, left))
+
+    # -- a turn ------------------------------------------------------------------------------------
+
+    async def invoke(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> AgentResult:
+        """One prompt turn. See the class for `tools` and `messages`."""
+        if tools:
+            return refused_result("acp_tools_unsupported", "an ACP agent has tools of its own")
+        if messages and not is_alone(messages, prompt):
+            return refused_result(
+                "acp_messages_unsupported", "an ACP agent keeps the conversation itself"
+            )
+        native = self._native
+        if native is None or native.dead is not None:
+            why = native.dead if native is not None else None
+            return dead_result(why or "the session is not open")
+        turn = native.begin_turn(prompt)
+        self._stopping = self._stop_reason = None
+        try:
+            end = await self._run_turn(native, prompt)
+            if end.result is not None and native.doubtful and _is_empty_refusal(end.result, turn):
+                await native.renew(self._start_timeout())
+                end = await self._run_turn(native, prompt)
+            if end.result is not None and end.stopped is None:
+                await self._drain(turn)
+        except asyncio.CancelledError:
+            native.dead = "a turn was abandoned"
+            turn.abort("cancelled")
+            raise
+        except ExecutorError as error:
+            native.dead = error.message
+            end = TurnEnd(lost=f"{error.title}: {error.message}")
+        finally:
+            native.turn = self._running = None
+        native.doubtful = False
+        return await build_result(self.session, native, turn, end)
+
+    async def _run_turn(self, native: NativeSession, prompt: str) -> TurnEnd:
+        running = asyncio.create_task(native.prompt(prompt))
+        self._running = running
+        try:
+            await self._watch(native, running)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        stopped = self._stop_reason
+        try:
+            return TurnEnd(result=running.result(), stopped=stopped)
+        except RpcError as error:
+            return TurnEnd(error=error.failure, stopped=stopped)
+        except (ConnectionError, asyncio.CancelledError):
+            ending = await native.wire.ending()
+            native.dead = native.dead or ending.message
+            return TurnEnd(lost=f"{ending.code}: {ending.message}", stopped=stopped)
+
+    async def _watch(self, native: NativeSession, running: asyncio.Task[dict[str, Any]]) -> None:
+        """Wait for the turn's end; stop it when it takes too long or is silent for too long."""
+        loop = asyncio.get_running_loop()
+        started, limit = loop.time(), self.session.model.timeout
+        silence = self.options.idle_timeout_seconds or self.session.model.watchdog
+        native.wire.last_activity = started
+        while not running.done():
+            waits = []
+            if limit is not None:
+                waits.append(started + limit - loop.time())
+            if silence is not None:
+                if native.wire.asked:
+                    # The agent waits for our answer: that silence is ours.
+                    native.wire.last_activity = loop.time()
+                waits.append(native.wire.last_activity + silence - loop.time())
+            if waits and min(waits) <= 0:
+                over = limit is not None and waits[0] <= 0
+                await self._stop(native, running, "acp_timeout" if over else "acp_idle_timeout")
+                return
+            await asyncio.wait({running}, timeout=min(waits) if waits else None)
+
+    async def _drain(self, turn: Turn) -> None:
+        turn.late = True
+        await asyncio.sleep(DRAIN_SECONDS)
+
+    async def cancel(self) -> None:
+        """End the running turn: open permission requests are answered with ``cancelled`` first.
+
+        An agent that does not end its turn within five seconds is ended itself.
+        """
+        native, running = self._native, self._running
+        if native is not None and running is not None and not running.done():
+            await self._stop(native, running, "acp_cancelled")
+
+    async def _stop(
+        self, native: NativeSession, running: asyncio.Task[dict[str, Any]], reason: str
+    ) -> None:
+        if self._stopping is None:
+            self._stop_reason = reason
+            self._stopping = asyncio.create_task(native.stop(running))
+        await asyncio.shield(self._stopping)
+
+    async def close(self) -> None:
+        """End the agent and everything it started."""
+        native = self._native
+        if self._running is not None:
+            self._running.cancel()
+        if native is not None:
+            await native.close()
+
+
+def _is_empty_refusal(result: Mapping[str, Any], turn: Turn) -> bool:
+    return result.get("stopReason") == "refusal" and turn.updates == 0

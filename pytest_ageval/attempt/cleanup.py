@@ -1,0 +1,55 @@
+"""Phase 5, cleanup: the box goes away, then the result is written. Short and forced; on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt import slots
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+
+#: Seconds for stopping the sessions and for stopping the box: after Ctrl-C pytest-xdist leaves about
+#: ten before it kills the process.
+SESSIONS_SECONDS = 2.0
+BOX_SECONDS = 8.0
+
+
+async def cleanup(attempt: Attempt) -> None:
+    """Stop everything that still runs, write result.json, give the evidence away."""
+    facts: list[dict[str, Any]] = []
+    try:
+        if attempt.service is not None and not attempt.service.sealed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(attempt.service.seal(), SESSIONS_SECONDS)
+        await stop_box(attempt, facts)
+        await slots.call(attempt, "cleanup_report", facts)
+        for fact in facts:
+            attempt.fact(fact["name"], fact.get("detail"))
+    finally:
+        settle(attempt)
+
+
+async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
+    """Stop the box; what goes wrong is a warning, since the verdict is already known."""
+    if not attempt.raw_box.kind:
+        return
+    delete = not attempt.options.keep_workspace
+    try:
+        await asyncio.wait_for(attempt.raw_box.stop(delete=delete), BOX_SECONDS)
+    except Exception as error:  # whatever it is, the result must still be written
+        attempt.cleanup_warning = f"{type(error).__name__}: {error}"
+        facts.append({"name": "cleanup_warning", "detail": {"message": attempt.cleanup_warning}})
+    else:
+        facts.append({"name": "environment_stopped", "detail": {"deleted": delete}})
+
+
+def settle(attempt: Attempt) -> None:
+    """result.json exists only for an attempt that ran to an end: not for an interrupted one."""
+    try:
+        if attempt.error is None or attempt.error.title != "interrupted":
+            attempt.evidence.write_result(attempt.outcome.as_dict())
+    finally:
+        attempt.evidence.close()

@@ -1,0 +1,254 @@
+"""The attempt: what the phases share, and the order in which they may happen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt.clock import PhaseClock
+from pytest_ageval.attempt.identity import Identity
+from pytest_ageval.attempt.outcome import Outcome
+from pytest_ageval.attempt.verdict import Verdict
+from pytest_ageval.errors import AgevalError, BoxError, EvaluatorError, ExecutorError
+from pytest_ageval.evidence import EvidenceStore, Redactor, now
+from pytest_ageval.faces import BoxFace
+
+if TYPE_CHECKING:
+    from pytest_ageval.box import Box
+    from pytest_ageval.config.locked import LockedTask
+    from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+    from pytest_ageval.registry import Registry
+    from pytest_ageval.sessions.service import AgentService
+
+#: Phases as result files and reports name them.
+PHASES = ("environment", "run", "evaluate", "record", "cleanup")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOptions:
+    """How one attempt is carried out, where that cannot change its verdict.
+
+    `keep_workspace` leaves the box's directories, `keep_raw` the vendors' own logs. `permission`
+    answers agents that ask. `stall_seconds` is how long a provider that is down is waited for, in
+    one invoke. `secret` looks up a credential by the name of its environment variable.
+    """
+
+    keep_workspace: bool = False
+    keep_raw: bool = False
+    permission: PermissionPolicy = "allow"
+    stall_seconds: float = 3600.0
+    secret: Callable[[str], str | None] = field(default=lambda name: None)
+    hidden: tuple[Path, ...] = ()
+
+
+class Attempt:
+    """One execution of one task with one locked configuration; what every hook gets.
+
+    `box` is the running box (synchronous methods, for hooks), `locked` the configuration,
+    `identity` the ids, `evidence` the writer of the attempt directory, `phase` the current phase,
+    `verdict` the bound verdict or None. `executor_factory`, when set, makes the executors in place of the
+    hook ``pytest_ageval_executor``.
+    """
+
+    def __init__(
+        self,
+        locked: LockedTask,
+        *,
+        hooks: Any,
+        registry: Registry,
+        identity: Identity,
+        runs_dir: Path,
+        options: AttemptOptions | None = None,
+        executor_factory: Callable[[Session], Executor] | None = None,
+    ) -> None:
+        self.locked = locked
+        self.hooks = hooks
+        self.registry = registry
+        self.identity = identity
+        self.options = options or AttemptOptions()
+        self.executor_factory = executor_factory
+        self.redactor = Redactor()
+        self.secrets = self._resolve_secrets()
+        self.evidence = EvidenceStore.create(
+            runs_dir / identity.attempt_id,
+            self.redactor,
+            keep_raw=self.options.keep_raw,
+            run_id=identity.run_id,
+        )
+        self.started_at = now()
+        self.evidence.write_lock(dict(locked.document))
+        self.phase = "environment"
+        self.clock = PhaseClock(None)
+        self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
+        self.service: AgentService | None = None
+        self.verdict: Verdict | None = None
+        self.error: AgevalError | None = None
+        self.writers_stopped = False
+        self.recorded = False
+        self.settled = False
+        self.limit: str | None = None
+        self.terminal: dict[str, Any] | None = None
+        self.flags: list[str] = []
+        self.published: dict[str, str] = {}
+        self.timing: dict[str, float] = {}
+        self.cleanup_warning: str | None = None
+        self.tails: dict[str, str] = {}
+        self.judge_failure: AgentResult | None = None
+
+    # -- for hooks -------------------------------------------------------------------------------
+
+    @property
+    def box(self) -> BoxFace:
+        """The box, with synchronous methods. Raises BoxError before it was made."""
+        if isinstance(self.raw_box, _NotStarted):
+            raise BoxError("environment_not_started", "the box has not been made yet")
+        return BoxFace(self.raw_box)
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self.locked.task_id
+
+    def fact(self, name: str, detail: Any = None) -> None:
+        """Note something in the evidence (``facts`` of summary.json)."""
+        self.evidence.fact(self.phase, name, detail)
+
+    # -- the phases ------------------------------------------------------------------------------
+
+    async def environment(self, box: Box | None = None) -> None:
+        """Open the box and prepare it. `box`: one that the caller made instead (started or not)."""
+        from pytest_ageval.attempt.environment import environment
+
+        with self.in_phase("environment", self.locked.limits.environment_seconds):
+            await environment(self, box)
+
+    async def run(self) -> None:
+        """Let run.py and its agents work; then stop all writers and harvest the artifacts."""
+        from pytest_ageval.attempt.run import run
+
+        with self.in_phase("run", self.locked.limits.wall_time_seconds):
+            await run(self)
+
+    async def evaluate(self) -> None:
+        """Bring up gold, run the evaluator, bind the verdict."""
+        from pytest_ageval.attempt.evaluate import evaluate
+
+        with self.in_phase("evaluate", self.locked.limits.evaluate_seconds):
+            await evaluate(self)
+
+    async def record(self) -> None:
+        """Seal trajectory and summary. Once; also after a phase failed."""
+        if self.recorded:
+            return
+        self.recorded = True
+        from pytest_ageval.attempt.record import record
+
+        with self.in_phase("record", None):
+            await record(self)
+
+    async def cleanup(self) -> None:
+        """Stop everything and write result.json. Idempotent; on every path."""
+        if self.settled:
+            return
+        self.settled = True
+        from pytest_ageval.attempt.cleanup import cleanup
+
+        with self.in_phase("cleanup", None):
+            await cleanup(self)
+
+    @contextmanager
+    def in_phase(self, name: str, budget: float | None) -> Iterator[None]:
+        """Give the phase its clock, log its ends, and remember the first failure."""
+        self.phase = name
+        self.clock = PhaseClock(budget)
+        started = time.monotonic()
+        request = f"phase_{name}"
+        self.evidence.activity.append("phase", "in_flight", request, {"phase": name})
+        try:
+            yield
+        except BaseException as error:
+            self._failed(name, error)
+            raise
+        finally:
+            elapsed = (time.monotonic() - started) * 1000
+            self.timing[name] = self.timing.get(name, 0.0) + round(elapsed, 1)
+            self.evidence.activity.append(
+                "phase",
+                "completed",
+                request,
+                {"phase": name, "elapsed_ms": round(elapsed), "limit_reached": self.limit},
+            )
+
+    def _failed(self, phase: str, error: BaseException) -> None:
+        found = as_ageval_error(error, phase)
+        self.evidence.fact(phase, "phase_failed", found.as_dict())
+        if self.error is None:
+            self.error = found
+
+    # -- shared state ----------------------------------------------------------------------------
+
+    def note_limit(self, name: str) -> None:
+        """A ceiling was reached; the first one is the attempt's `limit`."""
+        if self.limit is None:
+            self.limit = name
+            self.fact("limit_reached", {"limit": name})
+
+    def flag(self, name: str) -> None:
+        """Raise a flag that a reader of the result should see; it does not change the verdict."""
+        if name not in self.flags:
+            self.flags.append(name)
+
+    def secret(self, name: str) -> str | None:
+        """A credential's value; it is known to the redactor from now on."""
+        value = self.options.secret(name)
+        if value:
+            self.redactor.add(name, value)
+        return value
+
+    def _resolve_secrets(self) -> dict[str, str | None]:
+        names: Iterable[str] = {
+            binding.api_key for binding in self.locked.bindings.values() if binding.api_key
+        }
+        return {name: self.secret(name) for name in sorted(names)}
+
+    @property
+    def outcome(self) -> Outcome:
+        """The result as far as it is known."""
+        from pytest_ageval.attempt.settle import outcome
+
+        return outcome(self)
+
+
+class _NotStarted:
+    """Stands for the box until there is one."""
+
+    kind = ""
+    capabilities: frozenset[str] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        raise BoxError("environment_not_started", "the box has not been made yet")
+
+
+def as_ageval_error(error: BaseException, phase: str) -> AgevalError:
+    """`error` with a phase and a title, for the evidence and the report."""
+    if isinstance(error, AgevalError):
+        if error.phase is None or type(error) is AgevalError:
+            error.phase = error.phase or phase
+        return error
+    kinds: Mapping[str, type[AgevalError]] = {
+        "environment": BoxError,
+        "run": ExecutorError,
+        "evaluate": EvaluatorError,
+    }
+    title = "interrupted" if _is_interrupt(error) else type(error).__name__
+    return kinds.get(phase, AgevalError)(title, str(error), phase=phase)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    import asyncio
+
+    return isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError | GeneratorExit)

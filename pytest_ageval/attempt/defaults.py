@@ -1,0 +1,118 @@
+"""The engine's own implementation of every slot: innermost of each chain, last choice of each exclusive one.
+
+As a plugin this module holds plain hook functions; the asynchronous work behind them is in `innermost`,
+which `slots.call` awaits directly when no other plugin takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval import portal
+from pytest_ageval.errors import BoxError
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box, BoxSpec
+    from pytest_ageval.executor import Executor, Session
+
+
+async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
+    """What the slot does when nobody else implements it."""
+    if slot == "environment_setup":
+        return await run_setup_script(attempt)
+    if slot == "environment":
+        return make_box(attempt, value)
+    if slot == "executor":
+        return make_executor(attempt, value)
+    if slot == "evaluation_runtime":
+        return await run_evaluator(attempt, value)
+    if slot == "trajectory_seal":
+        return attempt.evidence.write_trajectory(value)
+    if slot == "permission":
+        return None
+    return value
+
+
+def make_box(attempt: Attempt, spec: BoxSpec) -> Box:
+    """The box of the kind that the lock names."""
+    return attempt.registry.box(spec.kind)(spec)
+
+
+def make_executor(attempt: Attempt, session: Session) -> Executor:
+    """The executor that the role binds."""
+    return attempt.registry.executor(attempt.locked.bindings[session.role].executor)(session)
+
+
+async def run_setup_script(attempt: Attempt) -> None:
+    """``environment/setup.sh``, in the box; a non-zero exit fails the phase."""
+    source = attempt.locked.directory("environment")
+    if source is None or not (source / "setup.sh").is_file():
+        return
+    from pytest_ageval.box import ENVIRONMENT, WORKSPACE
+
+    script = attempt.raw_box.visible_path(f"{ENVIRONMENT}/setup.sh")
+    done = await attempt.raw_box.exec(["sh", script], cwd=WORKSPACE, timeout=attempt.clock.remaining())
+    attempt.evidence.fact("environment", "environment_setup", {"exit_code": done.exit_code})
+    if not done.ok:
+        raise BoxError(
+            "environment_setup_failed",
+            f"environment/setup.sh exited {done.exit_code}",
+            detail=(done.stderr or done.stdout)[-2000:] or None,
+        )
+
+
+async def run_evaluator(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
+    """The task's evaluator.py in a child process."""
+    from pytest_ageval.attempt.scripts import run_evaluator_script
+
+    return await run_evaluator_script(attempt, inputs)
+
+
+def _outermost_last(function: Any) -> Any:
+    return pytest.hookimpl(trylast=True)(function)
+
+
+def _bridge(slot: str) -> Any:
+    """A hook function that does the default work from the hook's thread."""
+
+    def implementation(attempt: Any, value: Any) -> Any:
+        return portal.run(innermost(attempt, slot, value))
+
+    implementation.__name__ = f"pytest_ageval_{slot}"
+    implementation.__doc__ = f"The engine's default of {slot}."
+    return _outermost_last(implementation)
+
+
+def _pass_on(slot: str) -> Any:
+    """A hook function that hands the value on."""
+
+    def implementation(attempt: Any, value: Any) -> Any:
+        return value
+
+    implementation.__name__ = f"pytest_ageval_{slot}"
+    implementation.__doc__ = f"The engine's default of {slot}: the value as it is."
+    return _outermost_last(implementation)
+
+
+pytest_ageval_environment = _bridge("environment")
+pytest_ageval_environment_setup = _bridge("environment_setup")
+pytest_ageval_executor = _bridge("executor")
+pytest_ageval_evaluation_runtime = _bridge("evaluation_runtime")
+pytest_ageval_trajectory_seal = _bridge("trajectory_seal")
+
+pytest_ageval_before_agent_open = _pass_on("before_agent_open")
+pytest_ageval_after_agent_open = _pass_on("after_agent_open")
+pytest_ageval_before_agent_invoke = _pass_on("before_agent_invoke")
+pytest_ageval_after_agent_invoke = _pass_on("after_agent_invoke")
+pytest_ageval_normalize_agent_result = _pass_on("normalize_agent_result")
+pytest_ageval_before_agent_close = _pass_on("before_agent_close")
+pytest_ageval_after_agent_close = _pass_on("after_agent_close")
+pytest_ageval_after_evaluate = _pass_on("after_evaluate")
+pytest_ageval_trajectory_collect = _pass_on("trajectory_collect")
+pytest_ageval_trajectory_enrich = _pass_on("trajectory_enrich")
+pytest_ageval_summary_enrich = _pass_on("summary_enrich")
+pytest_ageval_cleanup_report = _pass_on("cleanup_report")

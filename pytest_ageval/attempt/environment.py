@@ -1,0 +1,128 @@
+"""Phase 1, environment: the box is opened, seeded and set up; agents' runtimes are made ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt import slots
+from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, work_parent
+from pytest_ageval.errors import BoxError
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+
+#: Parameters of a task that ask for resources; a kind enforces what it can.
+RESOURCES = ("cpus", "memory_mb", "storage_mb", "gpus", "gpu_types", "pids")
+
+
+async def environment(attempt: Attempt, box: Box | None) -> None:
+    """Open, seed, prepare and set up the box, within the phase's budget."""
+    log_attempt(attempt)
+    await slots.call(attempt, "before_environment")
+    ready = box if box is not None else await slots.call(attempt, "environment", box_spec(attempt))
+    if ready is None:
+        raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
+    attempt.raw_box = ready
+    await within(attempt, bring_up(attempt, ready))
+
+
+async def bring_up(attempt: Attempt, box: Box) -> None:
+    """Start the box and give the task's files, the agents and the hooks their turn."""
+    await start(box)
+    attempt.fact("environment_started", {"kind": box.kind})
+    for warning in getattr(box, "warnings", ()):
+        attempt.fact("environment_warning", {"message": str(warning)})
+    await seed(attempt, box)
+    await prepare_agents(attempt)
+    await slots.call(attempt, "after_environment_ready")
+    await slots.call(attempt, "environment_setup")
+    await slots.call(attempt, "after_environment")
+
+
+async def start(box: Box) -> None:
+    """Start the box, unless whoever made it has started it already."""
+    await box.preflight()
+    try:
+        await box.start()
+    except BoxError as error:
+        if error.title != "environment_already_started":
+            raise
+
+
+async def within(attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` inside the phase's budget; BoxError ``environment_timeout`` when it is used up."""
+    task = asyncio.ensure_future(work)
+    try:
+        if await attempt.clock.wait(task):
+            task.result()
+            return
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=5)
+    raise BoxError(
+        "environment_timeout",
+        f"the environment was not ready after {attempt.clock.budget:g} s (limits.environment_seconds)",
+    )
+
+
+def box_spec(attempt: Attempt) -> BoxSpec:
+    """What the box is told: labels, a private host directory, and what it must hide."""
+    locked = attempt.locked
+    return BoxSpec(
+        kind=locked.box.kind,
+        attempt_id=attempt.identity.attempt_id,
+        task_id=locked.task_id,
+        # Short, because socket paths below it are limited to about 100 bytes.
+        work_dir=work_parent() / attempt.identity.run_id[:12] / attempt.identity.attempt_id[8:24],
+        task_root=locked.task_root,
+        dataset_root=locked.dataset_root,
+        options=locked.box.options,
+        resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
+        labels=attempt.identity.labels,
+        hidden=(locked.dataset_root, attempt.evidence.root.parent, *attempt.options.hidden),
+    )
+
+
+async def seed(attempt: Attempt, box: Box) -> None:
+    """``data/`` becomes the workspace; ``environment/`` is there for setup.sh."""
+    data = attempt.locked.directory("data")
+    if data is not None:
+        await box.upload(data, WORKSPACE)
+        attempt.fact("seed_uploaded", {"source": "data"})
+    files = attempt.locked.directory("environment")
+    if files is not None and (files / "setup.sh").is_file():
+        await box.upload(files, ENVIRONMENT)
+
+
+async def prepare_agents(attempt: Attempt) -> None:
+    """Install what the roles' agents need, once for each, before the clock of the run starts."""
+    from pytest_ageval.sessions.build import preparing_session
+
+    for role, binding in attempt.locked.bindings.items():
+        executor = attempt.registry.executor(binding.executor)
+        await executor.prepare(preparing_session(attempt, role))
+
+
+def log_attempt(attempt: Attempt) -> None:
+    """The header of the step log: by it an interrupted attempt can be found and continued."""
+    identity = attempt.identity
+    attempt.evidence.activity.append(
+        "attempt",
+        "completed",
+        f"att_{identity.attempt_id}",
+        {
+            "run_id": identity.run_id,
+            "trial_id": identity.trial_id,
+            "attempt_id": identity.attempt_id,
+            "task_id": attempt.locked.task_id,
+            "attempt_index": identity.index,
+            "suite_run_id": identity.suite_run_id,
+            "locked_config_digest": attempt.locked.digest,
+            "environment_kind": attempt.locked.box.kind,
+            "environment_nonce": identity.attempt_id[-12:],
+            "environment_handle": None,
+        },
+    )

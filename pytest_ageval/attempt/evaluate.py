@@ -1,0 +1,139 @@
+"""Phase 3, evaluate: gold goes up, the evaluator looks at the work, its verdict is bound once."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.collect import collect
+from pytest_ageval.attempt.harvest import destination
+from pytest_ageval.attempt.scripts import host_workspace
+from pytest_ageval.attempt.verdict import Verdict, add_metrics, bind
+from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
+from pytest_ageval.errors import AgevalError, EvaluatorError, ExecutorError
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+
+
+async def evaluate(attempt: Attempt) -> None:
+    """Find and bind the verdict. Raises EvaluatorError, BoxError or ScriptFault."""
+    if not attempt.writers_stopped:
+        raise EvaluatorError("seal_invariant", "the run phase has not been sealed")
+    await slots.call(attempt, "before_evaluate")
+    await collect(attempt)
+    await materialise(attempt)
+    inputs = await asyncio.to_thread(evaluator_inputs, attempt)
+    try:
+        raw = await slots.call(attempt, "evaluation_runtime", inputs)
+        attempt.verdict = bind(raw)
+    except AgevalError as error:
+        name_missing_artifacts(attempt, error)
+        raise
+    attempt.evidence.write_private("verdict.json", attempt.verdict.raw)
+    if attempt.verdict.checks:
+        attempt.evidence.write_checks(attempt.verdict.checks)
+    after = await slots.call(attempt, "after_evaluate", attempt.verdict.raw)
+    add_metrics(attempt.verdict, after)
+    refuse_unfounded_fail(attempt, attempt.verdict)
+
+
+def refuse_unfounded_fail(attempt: Attempt, verdict: Verdict) -> None:
+    """A FAIL after an agent's machinery failed for good is an ERROR: work that could not be done is
+    not work done badly. A PASS stands: it has positive evidence.
+    """
+    if verdict.status == "PASS":
+        return
+    failures = {
+        "run": attempt.service.failure if attempt.service is not None else None,
+        "evaluate": attempt.judge_failure,
+    }
+    for phase, failure in failures.items():
+        if failure is not None:
+            title, _, message = (failure.error or "agent_failed").partition(": ")
+            detail = failure.metadata.get("detail") or failure.metadata.get("stderr")
+            raise ExecutorError(
+                title,
+                str(failure.metadata.get("message") or message),
+                phase=phase,
+                detail=None if detail is None else attempt.redactor.text(str(detail)),
+            )
+
+
+async def materialise(attempt: Attempt) -> None:
+    """Bring the artifacts and gold into the box; until now gold was not there."""
+    box, locked = attempt.raw_box, attempt.locked
+    if any(attempt.evidence.artifacts.iterdir()):
+        await box.upload(attempt.evidence.artifacts, ARTIFACTS)
+        attempt.fact("artifacts_materialized", {"at": "evaluate"})
+    trees = {artifact.id: artifact for artifact in locked.artifacts if artifact.kind == "tree"}
+    for row in locked.evaluation.inputs:
+        if row.target == "workspace" and row.artifact in trees:
+            source = destination(trees[row.artifact], attempt.evidence.artifacts)
+            if source.is_dir():
+                await box.upload(source, WORKSPACE)
+                attempt.fact("workspace_materialized", {"artifact": row.artifact})
+    gold = locked.directory("evaluation")
+    if gold is not None:
+        await box.upload(gold, EVALUATION)
+        attempt.fact("gold_materialized", {"at": "evaluate"})
+
+
+def evaluator_inputs(attempt: Attempt) -> dict[str, Any]:
+    """The dict that ``evaluate(inputs)`` gets (the child adds ``agent`` and ``scoring``)."""
+    return {
+        "artifacts": artifact_paths(attempt.evidence.artifacts),
+        "artifacts_dir": str(attempt.evidence.artifacts),
+        "workspace_dir": str(host_workspace(attempt)),
+        "evaluation_dir": str(gold_copy(attempt)),
+        "inputs": [
+            {
+                key: value
+                for key in ("artifact", "package_path", "target")
+                if (value := getattr(row, key)) is not None
+            }
+            for row in attempt.locked.evaluation.inputs
+        ],
+        "parameters": dict(attempt.locked.parameters),
+        "missing": missing_artifacts(attempt),
+        "roles": sorted(attempt.locked.bindings),
+    }
+
+
+def artifact_paths(directory: Path) -> dict[str, str]:
+    """Name (a file's stem, a directory's name) to absolute path, of all that the run left."""
+    return {entry.name if entry.is_dir() else entry.stem: str(entry) for entry in sorted(directory.iterdir())}
+
+
+def gold_copy(attempt: Attempt) -> Path:
+    """A copy of ``evaluation/`` for the evaluator, so that it cannot change the data set."""
+    source = attempt.locked.directory("evaluation")
+    copy = attempt.raw_box.spec.work_dir / "gold"
+    if source is None:
+        copy.mkdir(parents=True, exist_ok=True)
+        return copy
+    shutil.copytree(source, copy, symlinks=True, dirs_exist_ok=True)
+    for path in copy.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o222)
+    return copy
+
+
+def missing_artifacts(attempt: Attempt) -> list[str]:
+    """Declared artifacts that the run did not produce."""
+    return [
+        artifact.id
+        for artifact in attempt.locked.artifacts
+        if not destination(artifact, attempt.evidence.artifacts).exists()
+    ]
+
+
+def name_missing_artifacts(attempt: Attempt, error: AgevalError) -> None:
+    """An evaluator that crashed on an absent artifact should say so."""
+    missing = missing_artifacts(attempt)
+    if missing:
+        error.message += f" (the run did not produce: {', '.join(missing)})"
+        error.args = (error.title, error.message)

@@ -1,0 +1,95 @@
+"""Phase 2, run: run.py and its agents work; then all writers are stopped and the artifacts are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.harvest import harvest
+from pytest_ageval.attempt.links import remove_escaping_links
+from pytest_ageval.attempt.scripts import fault_of, start_run_script
+from pytest_ageval.box import WORKSPACE
+from pytest_ageval.sessions.service import AgentService
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.worker.client import Worker, WorkerOutcome
+
+#: Seconds that stopping the agents' processes may take.
+SEAL_SECONDS = 20.0
+
+
+async def run(attempt: Attempt) -> None:
+    """Run the script within its clock. A ceiling ends the work, not the attempt: it is still graded."""
+    service = attempt.service = AgentService(attempt, "run")
+    await slots.call(attempt, "before_run")
+    worker = await start_run_script(attempt, service)
+    try:
+        ended = await supervise(attempt, worker)
+    finally:
+        await seal(attempt, service, worker)
+    await harvest(attempt)
+    await slots.call(attempt, "after_run")
+    if ended is not None:
+        take_result(attempt, ended)
+
+
+async def supervise(attempt: Attempt, worker: Worker) -> WorkerOutcome | None:
+    """Wait for run.py; None when the clock ended it."""
+    waiting = asyncio.ensure_future(worker.wait())
+    if await attempt.clock.wait(waiting):
+        return waiting.result()
+    attempt.note_limit("wall_time_seconds")
+    killed = await worker.kill()
+    await asyncio.wait({waiting}, timeout=5)
+    attempt.fact("task_killed", {"reason": "wall_time_seconds", "leftovers": killed})
+    return None
+
+
+async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
+    """From here on nobody writes: sessions closed, script and agents' processes gone, verified."""
+    await service.seal()
+    leftovers = await worker.kill()
+    leftovers += await asyncio.wait_for(attempt.raw_box.quiesce(), SEAL_SECONDS)
+    if leftovers:
+        attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
+    workspace = attempt.raw_box.host_path(WORKSPACE)
+    if workspace is not None:
+        forbidden = (attempt.locked.dataset_root, attempt.evidence.root.parent)
+        removed = await asyncio.to_thread(remove_escaping_links, workspace, forbidden)
+        if removed:
+            attempt.flag("links_to_hidden_files")
+            attempt.fact("links_removed", {"links": removed[:50]})
+    attempt.writers_stopped = True
+    attempt.evidence.activity.append(
+        "phase",
+        "completed",
+        "phase_seal_run",
+        {
+            "phase": "seal_run",
+            "elapsed_ms": round(attempt.clock.elapsed() * 1000),
+            "limit_reached": attempt.limit,
+        },
+    )
+
+
+def take_result(attempt: Attempt, ended: WorkerOutcome) -> None:
+    """Note what run.py returned. Raises ScriptFault when it did not return."""
+    fault = fault_of(ended, "run")
+    returned = ended.value if isinstance(ended.value, dict) else {}
+    terminal = returned.get("terminal")
+    attempt.fact(
+        "task_run",
+        {
+            "attempt_id": attempt.identity.attempt_id,
+            "ok": fault is None,
+            "exit_code": ended.exit_code,
+            "published": returned.get("published") or dict(attempt.published),
+            "terminal": terminal,
+            "stderr": attempt.redactor.text(ended.stderr_tail[-4000:]),
+        },
+    )
+    if fault is not None:
+        raise fault
+    attempt.terminal = terminal

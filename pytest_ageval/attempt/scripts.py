@@ -1,0 +1,126 @@
+"""Starting the task's run.py and evaluator.py, and turning their end into a result or a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_ageval.box import WORKSPACE
+from pytest_ageval.errors import EvaluatorError, ScriptFault
+from pytest_ageval.sessions.service import AgentService
+from pytest_ageval.worker.client import ScriptSpec, Worker, WorkerOutcome, WorkerPool
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+
+
+def host_workspace(attempt: Attempt) -> Path:
+    """The workspace as a directory of the host, where run.py and evaluator.py find it."""
+    found = attempt.raw_box.host_path(WORKSPACE)
+    if found is None:
+        found = attempt.raw_box.spec.work_dir / "host-workspace"
+        found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+async def start_run_script(attempt: Attempt, service: AgentService) -> Worker:
+    """Start run.py; its requests go to `service`."""
+    return await pool().start(_spec(attempt, "run", Path("run.py"), "run"), service.handle)
+
+
+async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
+    """Run evaluator.py to its end and return what it returned. Raises EvaluatorError or ScriptFault."""
+    module, _, function = attempt.locked.evaluation.entrypoint.partition(":")
+    script = Path(*module.split(".")).with_suffix(".py")
+    service = AgentService(attempt, "evaluate")
+    worker = await pool().start(_spec(attempt, "evaluate", script, function, inputs), service.handle)
+    try:
+        waiting = asyncio.ensure_future(worker.wait())
+        if not await attempt.clock.wait(waiting):
+            raise EvaluatorError(
+                "evaluate_timeout",
+                f"{script} had not returned after {attempt.clock.budget:g} s (limits.evaluate_seconds)",
+                detail=_tail(attempt, await _kill(worker, waiting)),
+            )
+        ended = waiting.result()
+    finally:
+        await service.seal()
+        leftovers = await worker.kill()
+        if leftovers:
+            attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
+    attempt.judge_failure = service.failure
+    attempt.fact("evaluator_exec", {"exit_code": ended.exit_code, "parent_worker": True})
+    attempt.tails["evaluator"] = _tail(attempt, ended) or ""
+    fault = fault_of(ended, "evaluate")
+    if fault is not None:
+        raise fault
+    return ended.value
+
+
+async def _kill(worker: Worker, waiting: asyncio.Future[WorkerOutcome]) -> WorkerOutcome | None:
+    await worker.kill()
+    await asyncio.wait({waiting}, timeout=5)
+    return waiting.result() if waiting.done() and waiting.exception() is None else None
+
+
+def _tail(attempt: Attempt, ended: WorkerOutcome | None) -> str | None:
+    """The last of what the script printed, redacted."""
+    if ended is None:
+        return None
+    text = "\n".join(part for part in (ended.stdout_tail, ended.stderr_tail) if part.strip())
+    return attempt.redactor.text(text[-4000:]) or None
+
+
+def _spec(
+    attempt: Attempt,
+    kind: Literal["run", "evaluate"],
+    script: Path,
+    function: str,
+    inputs: Mapping[str, Any] | None = None,
+) -> ScriptSpec:
+    locked, identity = attempt.locked, attempt.identity
+    return ScriptSpec(
+        kind=kind,
+        script=locked.task_root / script,
+        function=function,
+        task_root=locked.task_root,
+        dataset_root=locked.dataset_root,
+        workspace=host_workspace(attempt),
+        artifacts=attempt.evidence.artifacts,
+        evaluation=None if inputs is None else Path(inputs["evaluation_dir"]),
+        params=dict(locked.parameters),
+        attempt_id=identity.attempt_id,
+        trial_id=identity.trial_id,
+        run_id=identity.run_id,
+        inputs=inputs or {},
+        stdout=attempt.evidence.log_path(kind, "stdout"),
+        stderr=attempt.evidence.log_path(kind, "stderr"),
+    )
+
+
+def fault_of(ended: WorkerOutcome, phase: str) -> ScriptFault | None:
+    """Why the script did not return a value, or None when it did."""
+    if ended.error is None:
+        return None
+    found = ended.error
+    where = f" ({Path(found['file']).name}:{found['line']})" if found["file"] else ""
+    return ScriptFault(
+        found["title"],
+        f"{found['message']}{where}",
+        phase=phase,
+        detail=found["traceback"] or ended.stderr_tail[-2000:] or None,
+    )
+
+
+_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, WorkerPool] = weakref.WeakKeyDictionary()
+
+
+def pool() -> WorkerPool:
+    """The workers of the running event loop. Their fork server ends with this process."""
+    loop = asyncio.get_running_loop()
+    if loop not in _pools:
+        _pools[loop] = WorkerPool()
+    return _pools[loop]

@@ -1,0 +1,206 @@
+"""The attempt as fixtures and test bodies use it: synchronous, and tied to its test item."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval import portal
+from pytest_ageval.box import Box
+from pytest_ageval.errors import AgevalError, BoxError, ConfigError, TaskFailed
+from pytest_ageval.faces import BoxFace
+from pytest_ageval.job import Job, running_dir
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt import Attempt, Outcome
+    from pytest_ageval.box import BoxSpec
+    from pytest_ageval.collection import TaskItem
+    from pytest_ageval.config import LockedTask
+    from pytest_ageval.executor import Executor, Session
+
+#: The attempt of an item. Fixture values are gone when the report of the teardown is made.
+FACE = pytest.StashKey["AttemptFace"]()
+
+#: What was last reported of an item, so that the teardown's report does not forget the call's.
+KNOWN = pytest.StashKey[dict[str, Any]]()
+
+#: Failed checks that the message of a FAIL names.
+NAMED_CHECKS = 5
+
+
+class AttemptFace:
+    """One attempt. `raw` is the engine's object, `locked` its configuration, `box` the running box."""
+
+    def __init__(self, item: TaskItem, raw: Attempt) -> None:
+        self.item = item
+        self.raw = raw
+        self._note: Path | None = None
+        self._environment: BaseException | bool = False
+
+    @classmethod
+    def open(cls, item: TaskItem) -> AttemptFace:
+        """Lock the item's task and create its attempt directory."""
+        job = Job.of(item.config)
+        for key in (FACE, KNOWN):  # a test that is run again starts from nothing
+            if key in item.stash:
+                del item.stash[key]
+        try:
+            locked = job.lock(item)
+        except ConfigError as error:
+            if error.code == "missing_binding" and item.variant.agent is None:
+                pytest.skip(
+                    "no agent is chosen: give one with --agent NAME, or bind the task's roles "
+                    "in profiles.yaml"
+                )
+            raise
+        face = cls(item, job.attempt(item, locked))
+        item.stash[FACE] = face
+        try:
+            face._write_note()
+        except BaseException as error:
+            face.fail(error)
+            face.close()
+            raise
+        return face
+
+    @property
+    def locked(self) -> LockedTask:
+        """The locked configuration."""
+        return self.raw.locked
+
+    @property
+    def directory(self) -> Path:
+        """The attempt directory (evidence)."""
+        return Path(self.raw.evidence.root)
+
+    @property
+    def box(self) -> BoxFace:
+        """The running box. Raises BoxError before there is one."""
+        return self.raw.box
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the attempt came to, as far as it is known."""
+        return self.raw.outcome
+
+    def box_spec(self) -> BoxSpec:
+        """What a box of this attempt has to be told; for a fixture that makes its own."""
+        from pytest_ageval.attempt.environment import box_spec
+
+        return box_spec(self.raw)
+
+    def make_executor(self, session: Session) -> Executor:
+        """The executor that the session's role binds."""
+        from pytest_ageval.attempt.defaults import make_executor
+
+        return make_executor(self.raw, session)
+
+    def environment(self, box: Box | BoxFace | None = None) -> None:
+        """Bring the environment up, in `box` if it is given. Once; later calls do nothing."""
+        if self._environment is not False:
+            return
+        made = box.raw if isinstance(box, BoxFace) else box
+        if made is not None and not isinstance(made, Box):
+            raise BoxError(
+                "environment_invalid",
+                f"the fixture 'box' must give a Box or what the fixture 'box' of a parent gave, "
+                f"found {type(made).__name__}",
+            )
+        self._environment = True
+        portal.run(self.raw.environment(made))
+
+    def use_executor(self, factory: Any) -> None:
+        """Make executors with `factory`, if it is not `make_executor`."""
+        if factory != self.make_executor:
+            self.raw.executor_factory = factory
+
+    def settle(self) -> None:
+        """Run, evaluate and record; raise `TaskFailed` when the verdict is FAIL."""
+        try:
+            portal.run(self.raw.run())
+            portal.run(self.raw.evaluate())
+        finally:
+            portal.run(self.raw.record())
+        outcome = self.outcome
+        if outcome.status == "FAIL":
+            raise TaskFailed(
+                fail_message(outcome),
+                score=outcome.score,
+                failed_checks=outcome.failed_checks,
+                evidence=str(self.directory),
+            )
+        if outcome.status != "PASS":
+            raise self.raw.error or AgevalError("no_verdict", "the attempt has no verdict")
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the engine of an exception that was raised around its phases (a fixture, a timeout)."""
+        from pytest_ageval.attempt.context import as_ageval_error
+
+        known = self.raw.error
+        interrupts = isinstance(error, KeyboardInterrupt)
+        if self.raw.settled or isinstance(error, TaskFailed):
+            return
+        # A plugin's time limit reaches the engine as a cancellation, which is what a Ctrl-C does too.
+        if known is None or (known.title == "interrupted" and not interrupts):
+            self.raw.error = as_ageval_error(error, self.raw.phase)
+
+    def close(self) -> None:
+        """Record what is not recorded, stop everything, write result.json."""
+        try:
+            portal.run(self.raw.record())
+        finally:
+            try:
+                portal.run(self.raw.cleanup())
+            finally:
+                if self._note is not None:
+                    self._note.unlink(missing_ok=True)
+
+    def _write_note(self) -> None:
+        """Leave word of what this process is at, for whoever finds it dead."""
+        directory = running_dir(self.item.config)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._note = directory / f"{self.raw.identity.worker}.json"
+        text = json.dumps(
+            {
+                "nodeid": self.item.nodeid,
+                "attempt_dir": str(self.directory),
+                "attempt_id": self.raw.identity.attempt_id,
+                "pid": os.getpid(),
+                **describe(self),
+            }
+        )
+        temporary = self._note.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self._note)
+
+
+def describe(face: AttemptFace) -> dict[str, Any]:
+    """Who tries what, where: the part of a report that is known from the start."""
+    variant, locked = face.item.variant, face.locked
+    return {
+        "dataset": locked.dataset_id,
+        "task": locked.task_id,
+        "agent": variant.agent,
+        "model": variant.model,
+        "box": locked.box.kind,
+        "attempt": variant.attempt,
+    }
+
+
+def fail_message(outcome: Outcome) -> str:
+    """``score 0.40; failed checks: tests, lint (evidence: path)``."""
+    parts = []
+    if outcome.score is not None:
+        parts.append(f"score {outcome.score:.2f}")
+    if outcome.limit:
+        parts.append(f"limit reached: {outcome.limit}")
+    checks = list(outcome.failed_checks)
+    if checks:
+        more = f" and {len(checks) - NAMED_CHECKS} more" if len(checks) > NAMED_CHECKS else ""
+        parts.append(f"failed checks: {', '.join(checks[:NAMED_CHECKS])}{more}")
+    text = "; ".join(parts) or "the evaluator's verdict is FAIL"
+    return f"{text} (evidence: {outcome.evidence_path})"

@@ -1,0 +1,407 @@
+"""Collection: a task directory becomes one test item for each agent, box and attempt.
+
+`TaskFile` is a `pytest.Module` whose module is made up, and `TaskItem` a `pytest.Function`, so that
+fixtures, marks, selection and every other plugin treat an attempt as the test that it is.
+
+A task directory is data. Nothing below it is collected or imported, its own conftest.py included;
+this holds for a task that is named on the command line too, by its directory or by its file.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import types
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pluggy
+
+    from pytest_ageval.job import Job
+
+#: Files that make a directory a task.
+TASK_FILES = ("task.yaml",)
+
+#: Bytes of a task file that are searched for its format.
+HEAD = 4096
+
+_DECLARED = re.compile(rb"^format:[ \t]*['\"]?ageval\.task/", re.MULTILINE)
+
+#: Tags that would change what pytest does with the item; they become ``tag_<name>``.
+RESERVED_MARKS = frozenset(
+    "ageval anyio asyncio filterwarnings flaky parametrize repeat skip skipif timeout trylast "
+    "tryfirst usefixtures xdist_group xfail".split()
+)
+
+
+# -- what is a task --------------------------------------------------------------------------------
+
+
+def is_task_directory(path: Path) -> bool:
+    """`path` is a task: it is in the tasks root of a data set, or its task file says what it is."""
+    if path.name.startswith(".") or path.name == "__pycache__":
+        return False
+    file = task_file(path)
+    if dataset_of(path) is not None:
+        return file.is_file() or _holds_files(path)
+    try:
+        with file.open("rb") as stream:
+            return _DECLARED.search(stream.read(HEAD)) is not None
+    except OSError:
+        return False
+
+
+def task_file(directory: Path) -> Path:
+    """The file that describes the task; the first possible name when there is none."""
+    for name in TASK_FILES:
+        if (directory / name).is_file():
+            return directory / name
+    return directory / TASK_FILES[0]
+
+
+def dataset_of(directory: Path) -> Path | None:
+    """The root of the data set in whose tasks root `directory` lies directly."""
+    return _dataset_with_tasks_in(directory.parent)
+
+
+@cache
+def _dataset_with_tasks_in(parent: Path) -> Path | None:
+    for root in (parent, *parent.parents):
+        if (root / "ageval.yaml").is_file():
+            return root if _tasks_root(root) == parent else None
+    return None
+
+
+def _tasks_root(root: Path) -> Path:
+    """Where the data set keeps its tasks; the usual place if that cannot be read (reported later)."""
+    from pytest_ageval.config import load_dataset
+
+    try:
+        return load_dataset(root).tasks_root
+    except ConfigError:
+        return root / "tasks"
+
+
+def _holds_files(path: Path) -> bool:
+    """Not just what version control or Python left behind of a task that was removed."""
+    try:
+        with os.scandir(path) as entries:
+            return any(entry.name[0] != "." and entry.name != "__pycache__" for entry in entries)
+    except OSError:
+        return False
+
+
+def is_hidden_task(path: Path, config: pytest.Config) -> bool:
+    """A task directory that pytest would pass over because of its name, and nobody else excludes."""
+    patterns = config.getini("norecursedirs")
+    if not any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
+        return False
+    return path.is_dir() and is_task_directory(path) and not _excluded(path, config)
+
+
+def _excluded(path: Path, config: pytest.Config) -> bool:
+    """The user's own exclusions: --ignore, --ignore-glob and their conftest.py counterparts."""
+    paths = [Path(given).absolute() for given in config.getoption("ignore") or ()]
+    globs = [str(Path(given).absolute()) for given in config.getoption("ignore_glob") or ()]
+    for plugin in config.pluginmanager.get_plugins():
+        base = Path(getattr(plugin, "__file__", None) or "/").parent
+        if isinstance(plugin, types.ModuleType) and base in path.parents:
+            paths += [base / given for given in getattr(plugin, "collect_ignore", ())]
+            globs += [str(base / given) for given in getattr(plugin, "collect_ignore_glob", ())]
+    return path in paths or any(fnmatch.fnmatch(str(path), pattern) for pattern in globs)
+
+
+def outside_tasks(arguments: Sequence[str], cwd: Path) -> list[str]:
+    """`arguments` with every path into a task directory replaced by the directory above the task."""
+    found = [_outside_task(argument, cwd) for argument in arguments]
+    if not found:
+        above = _outside_task(".", cwd)
+        return [] if above == "." else [above]
+    return found
+
+
+def _outside_task(argument: str, cwd: Path) -> str:
+    path = Path(os.path.normpath(cwd / argument.partition("::")[0]))
+    for directory in (path, *path.parents):
+        # Almost always a look at one file; reading it is left to the two cases where it exists.
+        if any((directory / name).is_file() for name in TASK_FILES) and is_task_directory(
+            directory
+        ):
+            return str(directory.parent)
+    return argument
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+class _OfDataset(pytest.Collector):
+    """Takes its hooks, and so the conftest.py files that count, from the directory above the task."""
+
+    @property
+    def ihook(self) -> pluggy.HookRelay:
+        """The hooks that act on the data set."""
+        assert self.parent is not None
+        found: pluggy.HookRelay = self.parent.ihook
+        return found
+
+
+class TaskDirectory(_OfDataset, pytest.File):
+    """A task's directory, of which only the task file is collected.
+
+    It is a `pytest.File` because pytest imports the conftest.py of every `pytest.Directory`.
+    """
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        """The task."""
+        path = task_file(self.path)
+        ignored = not self.session.isinitpath(path) and self.ihook.pytest_ignore_collect(
+            collection_path=path, config=self.config
+        )
+        if not ignored:
+            yield TaskFile.from_parent(self, path=path)
+
+
+class TaskFile(_OfDataset, pytest.Module):
+    """One task. Its module is made up: it holds one function, `run_attempt`, named like the task."""
+
+    #: The parsed task, a `pytest_ageval.config.TaskDocument`.
+    task: Any
+
+    @property
+    def task_id(self) -> str:
+        """The directory's name, in the Unicode form in which ids are compared (NFC)."""
+        return unicodedata.normalize("NFC", self.path.parent.name)
+
+    @property
+    def job(self) -> Job:
+        """What the session evaluates."""
+        from pytest_ageval.job import Job
+
+        return Job.of(self.config)
+
+    def _getobj(self) -> types.ModuleType:
+        name = safe(self.task_id)
+        function = types.FunctionType(run_attempt.__code__, run_attempt.__globals__, name)
+        function.__doc__ = None
+        # Collected whatever `python_functions` says.
+        function.__test__ = True  # type: ignore[attr-defined]
+        module = types.ModuleType(function.__module__)
+        setattr(module, name, function)
+        return module
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        """The items of the task, or one that reports what is wrong with it.
+
+        A broken data set concerns all its tasks and is a collection error, once.
+        """
+        self.job.task_seen()
+        try:
+            if not self._dataset_is_good():
+                return
+            self.task = self._load()
+        except ConfigError as error:
+            yield self._broken(error)
+            return
+        if self.job.usage_error is not None:
+            yield self._broken(self.job.usage_error)
+            return
+        self._mark()
+        for found in super().collect():
+            assert isinstance(found, pytest.Function)
+            yield TaskItem.from_parent(
+                self,
+                name=found.name,
+                originalname=found.originalname,
+                callobj=found.obj,
+                callspec=found.callspec,
+                keywords={found.callspec.id: True},
+            )
+
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        """Give the function of this task its variants."""
+        metafunc.parametrize(
+            "ageval_variant",
+            [
+                pytest.param(variant, id=variant.id, marks=self._mark_of(variant))
+                for variant in self.job.variants
+            ],
+            indirect=True,
+        )
+
+    @property
+    def root(self) -> Path | None:
+        """The data set's root, if there is one."""
+        from pytest_ageval.config import find_dataset_root
+
+        found: Path | None = find_dataset_root(self.path)
+        return found
+
+    def _dataset_is_good(self) -> bool:
+        """False when it is broken and an earlier task has said so."""
+        root = self.root
+        if root is None:
+            raise ConfigError(
+                "missing_reference",
+                "there is no ageval.yaml above this task",
+                file=self._shown(self.path),
+                hint="a task lies in <data set>/tasks/<task id>/, beside <data set>/ageval.yaml",
+            )
+        error = self.job.dataset_error(root)
+        if error is not None and self.job.first_report(root):
+            raise self.CollectError(str(error))
+        return error is None
+
+    def _load(self) -> Any:
+        from pytest_ageval.config import load_task
+
+        return load_task(self.path)
+
+    def _shown(self, path: Path) -> str:
+        try:
+            return str(path.relative_to(self.config.rootpath))
+        except ValueError:
+            return str(path)
+
+    def _broken(self, error: ConfigError) -> BrokenTask:
+        item: BrokenTask = BrokenTask.from_parent(self, name=safe(self.task_id), error=error)
+        item.add_marker(pytest.mark.ageval(task=self.task_id))
+        return item
+
+    def _mark(self) -> None:
+        """Marks and words by which the task can be selected: tags, roles, needs."""
+        self.extra_keyword_matches.add(self.task_id)
+        tags = [str(tag) for tag in getattr(self.task, "tags", ())]
+        self.extra_keyword_matches.update(tags)
+        needs = sorted(self.task.requires)
+        for name in (
+            *(mark_name(tag) for tag in tags),
+            *(mark_name(f"role_{role}") for role in self.task.roles),
+            *(mark_name(f"needs_{capability}") for capability in needs),
+        ):
+            self.job.register_mark(name)
+            self.add_marker(name)
+
+    def _mark_of(self, variant: Any) -> pytest.MarkDecorator:
+        named = {
+            "task": self.task_id,
+            "dataset": self.job.dataset(self.root).dataset_id if self.root else None,
+            "agent": variant.agent,
+            "model": variant.model,
+            "box": variant.box,
+            "attempt": variant.attempt,
+        }
+        return pytest.mark.ageval(**{name: value for name, value in named.items() if value})
+
+
+class _AttemptNode(pytest.Item):
+    """An item of a task file."""
+
+    @property
+    def ihook(self) -> pluggy.HookRelay:
+        """The hooks that act on the data set."""
+        assert self.parent is not None
+        found: pluggy.HookRelay = self.parent.ihook
+        return found
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The task file: there is no other source to point at."""
+        return self.path, 0, self.name
+
+
+class BrokenTask(_AttemptNode):
+    """Stands for a task that cannot be run; its set-up raises the reason."""
+
+    def __init__(self, *, error: ConfigError, **node: Any) -> None:
+        super().__init__(**node)
+        self.error = error
+
+    def setup(self) -> None:
+        """Raise what is wrong with the task."""
+        raise self.error
+
+    def runtest(self) -> None:
+        """Never reached."""
+
+
+class TaskItem(_AttemptNode, pytest.Function):
+    """One attempt at one task."""
+
+    @property
+    def file(self) -> TaskFile:
+        """The task's collector."""
+        assert isinstance(self.parent, TaskFile)
+        return self.parent
+
+    @property
+    def variant(self) -> Any:
+        """Which agent, model, box and attempt: a `pytest_ageval.config.Variant`."""
+        return self.callspec.params["ageval_variant"]
+
+    def setup(self) -> None:
+        """Fill the fixtures, then bring up the environment in the box that the fixture gave."""
+        super().setup()
+        attempt = self.funcargs["attempt"]
+        attempt.use_executor(self.funcargs["executor"])
+        attempt.environment(self.funcargs["box"])
+
+
+def run_attempt(attempt: Any, executor: Any, box: Any) -> None:
+    """The body of every item: the agent works, the evaluator judges, the record is sealed."""
+    attempt.settle()
+
+
+# -- names and order -------------------------------------------------------------------------------
+
+
+def forget() -> None:
+    """Look at the disk anew: a process may hold several sessions."""
+    _dataset_with_tasks_in.cache_clear()
+
+
+def safe(text: str) -> str:
+    """`text` as a part of a node id: letters, digits, ``.``, ``_`` and ``-``."""
+    return re.sub(r"[^\w.-]", "_", text) or "_"
+
+
+def mark_name(text: str) -> str:
+    """`text` as the name of a mark: an identifier that means nothing else to pytest."""
+    name = re.sub(r"\W", "_", unicodedata.normalize("NFKC", text)) or "_"
+    return f"tag_{name}" if name in RESERVED_MARKS or name[0].isdigit() else name
+
+
+def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Rounds: the first attempt at every task, then the second; ordinary tests keep their places."""
+    places = [place for place, item in enumerate(items) if isinstance(item, _AttemptNode)]
+    if not places:
+        return
+    from pytest_ageval.job import Job
+
+    Job.of(config).refuse_bad_usage(items)
+    if not items:
+        return
+    attempts = sorted((items[place] for place in places), key=_round)
+    for place, item in zip(places, attempts, strict=True):
+        items[place] = item
+
+
+def _round(item: pytest.Item) -> int:
+    return int(item.variant.attempt) if isinstance(item, TaskItem) else 1
+
+
+def has_tasks(ids: Iterable[str]) -> bool:
+    """Some of these node ids are attempts (the controller of a distributed run sees ids only)."""
+    return any(
+        nodeid.partition("::")[0].endswith(tuple(f"/{name}" for name in TASK_FILES))
+        or nodeid.startswith(tuple(f"{name}::" for name in TASK_FILES))
+        for nodeid in ids
+    )

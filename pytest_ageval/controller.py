@@ -1,0 +1,261 @@
+"""What must happen once in a run: the summary, crashed workers, leftovers, the exit code.
+
+The only process has a controller, and so has the one that distributes to pytest-xdist's workers;
+there it sees node ids and reports, never items. It does nothing until a task is among them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval.collection import has_tasks
+from pytest_ageval.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from pathlib import Path
+
+#: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
+EXIT_FAILS = 8
+EXIT_ERRORS = 9
+
+
+class Controller:
+    """The part of the plugin that only one process of a run has."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.interrupts = Interrupts()
+        self.has_tasks = False
+        self.results: dict[str, dict[str, Any]] = {}
+        self.warnings: dict[str, dict[str, Any]] = {}
+        self.other_failures = False
+        self.usage_error: str | None = None
+        self.html_report: Any = None
+
+    # -- tasks become known ----------------------------------------------------------------------
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The only process has collected."""
+        self._collected([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """A worker has collected; all of them find the same."""
+        if self.has_tasks:
+            return
+        self._collected(ids)
+        if not self.has_tasks:
+            return
+        self._one_by_one()
+        reporter = self._reporter()
+        if reporter is not None and self.config.get_verbosity() >= 0:
+            from pytest_ageval.report.terminal import headline
+
+            reporter.ensure_newline()
+            reporter.write_line(headline(self.config))
+
+    def _collected(self, ids: Sequence[str]) -> None:
+        if not has_tasks(ids):
+            return
+        self.has_tasks = True
+        self.interrupts.install(self.config)
+        if self.html_report is not None:
+            from pytest_ageval.report.html import HEADER
+
+            self.html_report.table_header = [*self.html_report.table_header, *HEADER]
+
+    def _one_by_one(self) -> None:
+        """Attempts are long and unequal: hand them out singly, unless the user said how many at once."""
+        scheduler = getattr(self.config.pluginmanager.getplugin("dsession"), "sched", None)
+        if getattr(scheduler, "maxschedchunk", 0) is None:
+            scheduler.maxschedchunk = 1  # type: ignore[union-attr]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """All workers work for one run."""
+        from pytest_ageval.job import run_id
+
+        node.workerinput["ageval_run_id"] = run_id(self.config)
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def pytest_runtest_logstart(self) -> None:
+        """A test starts."""
+        self.interrupts.rearm()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what an attempt came to; the last word counts, a repeated one's earlier words do not."""
+        data = getattr(report, "ageval", None)
+        if data is not None and report.outcome != "rerun":  # type: ignore[comparison-overlap]
+            self.results[report.nodeid] = data
+        elif report.failed and report.nodeid not in self.results:
+            self.other_failures = True
+        warning = getattr(report, "ageval_cleanup", None)
+        if warning:
+            self.warnings[report.nodeid] = {"message": warning}
+        if getattr(report, "ageval_crash", False):
+            self._close_crashed(report)
+
+    def _close_crashed(self, report: pytest.TestReport) -> None:
+        """pytest-html waits for the teardown of every test, which a dead worker cannot send."""
+        end = pytest.TestReport(
+            report.nodeid,
+            report.location,
+            {},
+            "passed",
+            None,
+            "teardown",
+            user_properties=report.user_properties,
+        )
+        end.node = report.node  # type: ignore[attr-defined]
+        self.config.hook.pytest_runtest_logreport(report=end)
+
+    # -- workers that die ------------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        """A worker is gone. If it died, its boxes are still there."""
+        output = getattr(node, "workeroutput", None) or {}
+        self.usage_error = output.get("ageval_usage_error", self.usage_error)
+        if error and self._ran_attempts():
+            note = self._note(node.gateway.id)
+            kinds = {note["box"]} if "box" in note else self._kinds()
+            self._reap(kinds, **{"ageval.worker": node.gateway.id})
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        """The attempt that a worker died in is one ERROR, in the terminal, in JUnit XML and in HTML."""
+        if not has_tasks([crashitem]):
+            return
+        gateway = report.node.gateway.id  # type: ignore[attr-defined]
+        note = self._note(gateway)
+        if note.get("nodeid") != crashitem:
+            note = {}
+        where = note.get("attempt_dir")
+        message = f"the process {gateway} died while it ran this attempt" + (
+            f"; its evidence so far: {where}" if where else ""
+        )
+        report.when = "setup"
+        report.location = (report.location[0], None, crashitem.partition("::")[2])
+        report.longrepr = f"WorkerCrashed: {message}"
+        report.ageval_crash = True  # type: ignore[attr-defined]
+        kept = ("dataset", "task", "agent", "model", "box", "attempt", "attempt_dir", "attempt_id")
+        report.ageval = {  # type: ignore[attr-defined]
+            **{name: note[name] for name in kept if name in note},
+            "status": "ERROR",
+            "score": None,
+            "error": {"phase": None, "title": "worker_crashed", "message": message},
+        }
+        report.user_properties = [
+            ("ageval.status", "ERROR"),
+            ("ageval.error.title", "worker_crashed"),
+            *((f"ageval.{name}", str(note[name])) for name in kept if note.get(name)),
+        ]
+
+    def _note(self, gateway: str) -> dict[str, Any]:
+        """What a worker wrote down about the attempt that it is at."""
+        return _read(self._running / f"{gateway}.json")
+
+    @property
+    def _running(self) -> Path:
+        from pytest_ageval.job import running_dir
+
+        return running_dir(self.config)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """After the workers are gone: remove what they left, then decide on the exit code."""
+        try:
+            result = yield
+        finally:
+            if self._ran_attempts():
+                self._sweep()
+        if self.usage_error is not None:
+            sys.stderr.write(f"ERROR: {self.usage_error}\n")
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        elif self.results and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = self._exit_code(session.exitstatus)
+        return result
+
+    def _exit_code(self, code: int) -> int:
+        from pytest_ageval.options import resolve
+
+        if resolve(self.config, "exit")[0] != "verdict" or self.other_failures:
+            return code
+        errors = any(row["status"] == "ERROR" for row in self.results.values())
+        return EXIT_ERRORS if errors else EXIT_FAILS
+
+    def _ran_attempts(self) -> bool:
+        return self.has_tasks and self._running.is_dir()
+
+    def _sweep(self) -> None:
+        self._reap(self._kinds())
+        shutil.rmtree(self._running, ignore_errors=True)
+
+    def _kinds(self) -> set[str]:
+        """Kinds of the boxes of this run, those of attempts that did not end included."""
+        notes = [_read(path) for path in self._running.glob("*.json")]
+        return {str(row["box"]) for row in (*self.results.values(), *notes) if row.get("box")}
+
+    def _reap(self, kinds: set[str], **labels: str) -> None:
+        """Remove boxes by their labels. A kind that cannot be swept is reported and stops nobody."""
+        from pytest_ageval.job import Job, run_id
+
+        for kind in sorted(kinds):
+            try:
+                cls = Job.of(self.config).registry.box(kind)
+                removed = cls.reap({"ageval.run": run_id(self.config), **labels})
+            except Exception as error:
+                self._say(f"could not look for leftovers of kind {kind}: {error}")
+                continue
+            for what in removed:
+                self._say(f"removed a leftover: {what}")
+
+    def _say(self, text: str) -> None:
+        reporter = self._reporter()
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"ageval: {text}")
+
+    def _reporter(self) -> Any:
+        return self.config.pluginmanager.getplugin("terminalreporter")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, where the evidence is, and how to repeat the errors."""
+        if self.results:
+            from pytest_ageval.report.terminal import summarize
+
+            summarize(terminalreporter, self.config, self.results, self.warnings)
+
+    # -- pytest-html -----------------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_report_title(self, report: Any) -> None:
+        """The report asks for its columns before anything is collected; ours are added later."""
+        self.html_report = report
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_row(self, report: Any, cells: list[str]) -> None:
+        """Score, agent, tokens and time of an attempt, in a report that has those columns."""
+        if self.has_tasks:
+            from pytest_ageval.report import html
+
+            cells.extend(html.cells(getattr(report, "ageval", None)))
+
+
+def _read(path: Path) -> Mapping[str, Any] | dict[str, Any]:
+    """A note; empty when there is none or it is not whole."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,300 @@
+"""What one pytest session evaluates. Made when the first task is collected."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval import options
+from pytest_ageval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
+    from pytest_ageval.collection import TaskItem
+    from pytest_ageval.config import Dataset, JobOptions, LockedTask, Variant
+    from pytest_ageval.faces import BoxFace
+    from pytest_ageval.registry import Registry
+
+_KEY = pytest.StashKey["Job"]()
+RUN_ID = pytest.StashKey[str]()
+
+
+def run_id(config: pytest.Config) -> str:
+    """The id of this session; every worker of a distributed run has the controller's."""
+    given = getattr(config, "workerinput", {}).get("ageval_run_id")
+    if given:
+        return str(given)
+    if RUN_ID not in config.stash:
+        config.stash[RUN_ID] = f"run_{os.urandom(16).hex()}"
+    return config.stash[RUN_ID]
+
+
+def running_dir(config: pytest.Config) -> Path:
+    """Where processes of this run note what they are at; exists while attempts run."""
+    return Path(tempfile.gettempdir()) / f"ageval-{run_id(config)}"
+
+
+class Job:
+    """Options, classes and ids of one session.
+
+    `usage_error` is what is wrong with the command line (an agent that does not exist); it is
+    raised when the collection is complete.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.usage_error: ConfigError | None = None
+        self._seen = False
+        self._marks: set[str] = set()
+        self._reported: set[Path] = set()
+        self._attempts = 0
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Job:
+        """The session's job."""
+        if _KEY not in config.stash:
+            config.stash[_KEY] = cls(config)
+        return config.stash[_KEY]
+
+    @classmethod
+    def existing(cls, config: pytest.Config) -> Job | None:
+        """The session's job, if a task was collected in this process."""
+        return config.stash.get(_KEY, None)
+
+    # -- the command line ------------------------------------------------------------------------
+
+    @cached_property
+    def options(self) -> JobOptions:
+        """The options, each with its source. Raises ConfigError and `pytest.UsageError`."""
+        from pytest_ageval.config import JobOptions
+
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for name, option in _FIELDS.items():
+            value, source = options.resolve(self.config, option)
+            if value is not None:
+                values[name] = tuple(value) if isinstance(value, list) else value
+                sources[name] = source
+        return JobOptions(**values, sources=sources)
+
+    def option(self, name: str) -> Any:
+        """The value of an option that does not belong to the configuration of a task."""
+        return options.resolve(self.config, name)[0]
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Box kinds and executors, those of plugins and conftest.py files included."""
+        from pytest_ageval.registry import Registry
+
+        return Registry(
+            self.config.hook.pytest_ageval_box_kinds(), self.config.hook.pytest_ageval_executors()
+        )
+
+    @cached_property
+    def variants(self) -> Sequence[Variant]:
+        """Every combination of agent, model, box and attempt."""
+        from pytest_ageval.config import plan_variants
+
+        return plan_variants(self.options)
+
+    def task_seen(self) -> None:
+        """A task is being collected: check the command line and make the engine's defaults known. Once."""
+        if self._seen:
+            return
+        self._seen = True
+        from pytest_ageval.attempt import defaults
+
+        if not self.config.pluginmanager.is_registered(defaults):
+            self.config.pluginmanager.register(defaults, "ageval-defaults")
+        try:
+            self._check()
+        except ConfigError as error:
+            self.usage_error = error
+        except pytest.UsageError as error:
+            self.usage_error = ConfigError("invalid_option", str(error))
+
+    def _check(self) -> None:
+        """Every name on the command line exists. Values that depend on the task are checked by its lock."""
+        from pytest_ageval.config import load_agent
+
+        for variant in self.variants:
+            refs = (variant.agent, *(ref for _, ref in variant.role_agents))
+            for ref in refs:
+                if ref is not None:
+                    load_agent(ref, self.registry)
+            if variant.box is not None:
+                self.registry.box(variant.box)
+        for name in ("permission", "keep_workspace", "keep_raw", "exit"):
+            self.option(name)
+
+    def refuse_bad_usage(self, items: list[pytest.Item]) -> None:
+        """Raise `pytest.UsageError` if the command line is wrong.
+
+        A worker cannot: it runs nothing, and the controller says why.
+        """
+        if self.usage_error is None:
+            return
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["ageval_usage_error"] = str(self.usage_error)
+            items.clear()
+        else:
+            raise pytest.UsageError(str(self.usage_error))
+
+    # -- data sets and tasks ---------------------------------------------------------------------
+
+    def dataset_error(self, root: Path) -> ConfigError | None:
+        """What is wrong with the data set itself (ageval.yaml, profiles.yaml), if anything is."""
+        from pytest_ageval.config import load_profiles
+
+        try:
+            load_profiles(self.dataset(root), self.options.profiles)
+        except ConfigError as error:
+            return error
+        except pytest.UsageError:  # of an option; reported when the collection is complete
+            return None
+        return None
+
+    def dataset(self, root: Path) -> Dataset:
+        """The data set at `root`."""
+        from pytest_ageval.config import load_dataset
+
+        return load_dataset(root, self.config.rootpath)
+
+    def first_report(self, root: Path) -> bool:
+        """True the first time that it is asked of `root`."""
+        if root in self._reported:
+            return False
+        self._reported.add(root)
+        return True
+
+    def register_mark(self, name: str) -> None:
+        """Make a mark known, or ``--strict-markers`` would refuse it."""
+        if name not in self._marks:
+            self._marks.add(name)
+            self.config.addinivalue_line("markers", f"{name}: of a task")
+
+    def lock(self, item: TaskItem) -> LockedTask:
+        """The locked configuration of an item."""
+        from pytest_ageval.config import lock_task
+
+        root = item.file.root
+        assert root is not None
+        return lock_task(
+            item.file.task, self.dataset(root), item.variant, self.options, self.registry
+        )
+
+    # -- attempts --------------------------------------------------------------------------------
+
+    def attempt(self, item: TaskItem, locked: LockedTask) -> Attempt:
+        """A new attempt with its own directory."""
+        from pytest_ageval.attempt import Attempt
+
+        return Attempt(
+            locked,
+            hooks=item.ihook,
+            registry=self.registry,
+            identity=self._identity(item),
+            runs_dir=self.evidence_root(locked.dataset_root) / "runs",
+            options=self._attempt_options(locked.dataset_root),
+        )
+
+    def _identity(self, item: TaskItem) -> Identity:
+        from pytest_ageval.attempt import Identity
+
+        return Identity(
+            run_id=run_id(self.config), worker=worker(self.config), index=item.variant.attempt
+        )
+
+    def _attempt_options(self, root: Path) -> AttemptOptions:
+        from pytest_ageval.attempt import AttemptOptions
+        from pytest_ageval.config import resolve_secret
+
+        dataset = self.dataset(root)
+        return AttemptOptions(
+            keep_workspace=bool(self.option("keep_workspace")),
+            keep_raw=bool(self.option("keep_raw")),
+            permission=self.option("permission") or "allow",
+            secret=lambda name: resolve_secret(name, dataset),
+        )
+
+    def evidence_root(self, dataset_root: Path) -> Path:
+        """``--ageval-dir``, or ``.ageval`` in the data set. A relative ini value is below the rootdir."""
+        given, source = options.resolve(self.config, "dir")
+        if given is None:
+            return dataset_root / ".ageval"
+        base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
+        return Path(base) / Path(given).expanduser()
+
+    def loose_box(self, name: str, work_dir: Path) -> BoxFace:
+        """A box that belongs to no attempt, for an ordinary test."""
+        from pytest_ageval.box import BoxSpec
+        from pytest_ageval.faces import BoxFace
+
+        kind = (self.options.boxes or ("local",))[0]
+        box_options = {
+            row.name: row.value
+            for row in self.options.parsed_box_options
+            if row.kind in (None, kind)
+        }
+        identity = f"test_{os.urandom(8).hex()}"
+        labels = {
+            "ageval.run": run_id(self.config),
+            "ageval.worker": worker(self.config),
+            "ageval.attempt": identity,
+        }
+        spec = BoxSpec(kind, identity, name, work_dir, options=box_options, labels=labels)
+        return BoxFace(self.registry.box(kind)(spec))
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """``codex, pi x local (bubblewrap) x 2 attempts; evidence in .ageval/runs`` for the header."""
+        agents = list(dict.fromkeys(_agent_words(variant) for variant in self.variants))
+        boxes = [self._box_words(kind) for kind in self.options.boxes] or ["the data sets' boxes"]
+        attempts = self.options.attempts
+        given = self.option("dir")
+        return (
+            f"{', '.join(agents)} x {', '.join(boxes)} x {attempts} "
+            f"attempt{'s' if attempts != 1 else ''}; run {run_id(self.config)[:12]}; "
+            f"evidence in {given or '<data set>/.ageval'}/runs"
+        )
+
+    def _box_words(self, kind: str) -> str:
+        mine = {
+            row.name: row.value
+            for row in self.options.parsed_box_options
+            if row.kind in (None, kind)
+        }
+        return self.registry.box(kind).describe(mine)
+
+
+def worker(config: pytest.Config) -> str:
+    """The name of this process in the run: ``gw0``, or ``main``."""
+    return str(getattr(config, "workerinput", {}).get("workerid", "main"))
+
+
+def _agent_words(variant: Variant) -> str:
+    named = [f"{role}={ref}" for role, ref in variant.role_agents]
+    who = "+".join([variant.agent, *named] if variant.agent else named) or "agents of profiles.yaml"
+    return f"{who} ({variant.model})" if variant.model else who
+
+
+#: Fields of `JobOptions` and the options that they come from.
+_FIELDS = {
+    "agents": "agent",
+    "models": "model",
+    "boxes": "box",
+    "box_options": "box_option",
+    "sets": "set",
+    "attempts": "attempts",
+    "profiles": "profiles",
+    "effort": "effort",
+    "base_url": "base_url",
+}

@@ -1,0 +1,152 @@
+"""The options of a run: how each is spelled, and which source wins (command line, environment, ini)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+Source = Literal["cli", "env", "ini", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `flags` are the short spellings; ``--ageval-<name>`` always exists."""
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    kind: Literal["value", "list", "flag", "int"] = "value"
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def long(self) -> str:
+        """``--ageval-<name>``."""
+        return f"--ageval-{self.name.replace('_', '-')}"
+
+    @property
+    def dest(self) -> str:
+        """The name for ``config.getoption``."""
+        return f"ageval_{self.name}"
+
+    @property
+    def ini(self) -> str:
+        """The ini key."""
+        return f"ageval_{self.name}"
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return f"AGEVAL_{self.name.upper()}"
+
+    @property
+    def ini_type(self) -> Any:
+        """What ``addini`` is told."""
+        return {"value": "string", "list": "args", "flag": "bool", "int": "string"}[self.kind]
+
+    def argparse(self) -> dict[str, Any]:
+        """Keyword arguments of ``addoption``."""
+        found: dict[str, Any] = {"dest": self.dest, "default": None, "help": self.help}
+        if self.kind == "flag":
+            return {**found, "action": "store_true"}
+        if self.choices:
+            found["choices"] = self.choices
+        if self.kind == "list":
+            found["action"] = "append"
+        if self.kind == "int":
+            found["type"] = int
+        return {**found, "metavar": self.metavar} if self.metavar else found
+
+
+OPTIONS = (
+    Option("agent", ("--agent",), "agent to evaluate, NAME or ROLE=NAME (repeatable)", "list"),
+    Option(
+        "model",
+        ("--model",),
+        "model in place of the agent's own (repeatable)",
+        "list",
+        metavar="ID",
+    ),
+    Option("box", ("--box",), "kind of box: local, docker, ... (repeatable)", "list"),
+    Option(
+        "box_option",
+        ("--box-option",),
+        "option of the box (repeatable)",
+        "list",
+        metavar="NAME=VALUE",
+    ),
+    Option("attempts", ("--attempts",), "attempts at each task (default 1)", "int", metavar="N"),
+    Option("effort", ("--effort",), "reasoning effort asked of the model"),
+    Option("base_url", ("--base-url",), "address of the model's API", metavar="URL"),
+    Option("profiles", ("--profiles",), "profiles.yaml in place of the data set's", metavar="FILE"),
+    Option(
+        "set",
+        ("--set",),
+        "replace one value of the configuration (repeatable)",
+        "list",
+        metavar="POINTER=JSON",
+    ),
+    Option(
+        "permission",
+        ("--permission",),
+        "answer to agents that ask for permission (default allow)",
+        choices=("allow", "deny", "hook"),
+    ),
+    Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
+    Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
+    Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),
+    Option(
+        "exit",
+        (),
+        "exit code: pytest's own, or by verdict (8: only FAILs, 9: at least one ERROR)",
+        choices=("pytest", "verdict"),
+    ),
+)
+
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def resolve(config: pytest.Config, name: str) -> tuple[Any, Source]:
+    """The value of an option and where it comes from; (None, "default") if nobody gave it.
+
+    Lists are not merged: the first source that has any wins. Raises `pytest.UsageError` for a value
+    of the environment or of the ini file that the command line would refuse.
+    """
+    option = BY_NAME[name]
+    value = config.getoption(option.dest)
+    if value is not None and value is not False:
+        return value, "cli"
+    text = os.environ.get(option.env, "")
+    if text:
+        return _parse(option, text, option.env), "env"
+    value = config.getini(option.ini)
+    if value is None or value == []:
+        return None, "default"
+    if option.kind in ("list", "flag"):
+        return value, "ini"
+    return _parse(option, str(value), option.ini), "ini"
+
+
+def _parse(option: Option, text: str, where: str) -> Any:
+    if option.kind == "list":
+        return shlex.split(text)
+    if option.kind == "flag":
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise pytest.UsageError(f"{where}: expected 1 or 0, found {text!r}")
+    if option.kind == "int":
+        try:
+            return int(text)
+        except ValueError:
+            raise pytest.UsageError(f"{where}: expected a whole number, found {text!r}") from None
+    if option.choices and text not in option.choices:
+        raise pytest.UsageError(
+            f"{where}: expected one of {', '.join(option.choices)}, found {text!r}"
+        )
+    return text

@@ -1,0 +1,150 @@
+"""The pytest plugin: options, ini keys and hooks. It does nothing in a run that has no task.
+
+Everything heavy (YAML, HTTP, asyncio, the engine) is imported when the first task is collected.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ageval import collection, hookspecs
+from pytest_ageval.controller import Controller
+from pytest_ageval.fixtures import (  # fixtures are found here by name
+    ageval_variant,
+    attempt,
+    box,
+    executor,
+    scripted_model,
+)
+from pytest_ageval.interrupts import Worker
+from pytest_ageval.options import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["ageval_variant", "attempt", "box", "executor", "scripted_model"]
+
+MARKER = (
+    "ageval(task, dataset, agent, model, box, attempt): one attempt at one task; "
+    "select with -m \"ageval(agent='codex', attempt=1)\""
+)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Make the extension points known, before any conftest.py is read."""
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Each option has a command-line spelling, an environment variable and an ini key."""
+    group = parser.getgroup("ageval", "agent evaluation")
+    for option in OPTIONS:
+        _add_option(group, option)
+        parser.addini(
+            option.ini, f"Default of {option.long}.", type=option.ini_type, default=None
+        )
+
+
+def _add_option(group: pytest.OptionGroup, option: Option) -> None:
+    """Add it, without the short spelling where another plugin has that one."""
+    short = [flag for flag in option.flags if not _taken(flag)]
+    try:
+        group.addoption(*short, option.long, **option.argparse())
+    except ValueError:
+        group.addoption(option.long, **option.argparse())
+
+
+def _taken(flag: str) -> bool:
+    """pytest-base-url adds ``--base-url`` and may be loaded after us: that would be its error."""
+    return flag == "--base-url" and importlib.util.find_spec("pytest_base_url") is not None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, Any, Any]:
+    """A task directory that is named on the command line is data: its conftest.py stays unread.
+
+    pytest reads the conftest.py beside every path argument, and has no switch for a single path.
+    So, for as long as it looks, such an argument is replaced by the directory above the task.
+    """
+    namespace = early_config.known_args_namespace
+    given: Sequence[str] = namespace.file_or_dir or ()
+    namespace.file_or_dir = collection.outside_tasks(given, early_config.invocation_params.dir)
+    try:
+        return (yield)
+    finally:
+        namespace.file_or_dir = given
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the part that only one process has."""
+    config.addinivalue_line("markers", MARKER)
+    collection.forget()
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Worker(config), "ageval-worker")
+    else:
+        config.pluginmanager.register(Controller(config), "ageval-controller")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A task may be called ``build`` or ``venv``; everywhere else pytest's rules stand."""
+    return False if collection.is_hidden_task(collection_path, config) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A task directory is one task; nothing below it is looked at."""
+    if collection.is_task_directory(path):
+        return collection.TaskDirectory.from_parent(parent, path=path)
+    return None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A task file whose directory pytest did not collect, because it is the root of the run."""
+    if file_path.name in collection.TASK_FILES and collection.is_task_directory(file_path.parent):
+        return collection.TaskFile.from_parent(parent, path=file_path)
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for each agent, box and attempt."""
+    if isinstance(metafunc.definition.parent, collection.TaskFile):
+        metafunc.definition.parent.parametrize(metafunc)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a command line that cannot be meant; put attempts in rounds."""
+    collection.arrange(config, items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Only the evaluator's verdict fails a test; every other exception is an error."""
+    if not isinstance(item, collection.TaskItem | collection.BrokenTask):
+        return (yield)
+    from pytest_ageval.report import item as item_report
+
+    item_report.before(item, call)
+    report = yield
+    item_report.after(item, call, report)
+    return report
+
+
+def pytest_report_collectionfinish(
+    config: pytest.Config, items: Sequence[pytest.Item]
+) -> Iterable[str]:
+    """One line about what is about to run, when there is a task among it."""
+    if config.get_verbosity() < 0 or not any(
+        isinstance(item, collection.TaskItem) for item in items
+    ):
+        return ()
+    from pytest_ageval.report import terminal
+
+    return (terminal.headline(config),)

@@ -1,0 +1,97 @@
+"""The kinds of box and the executors that exist, by name. A new one of ours is one line here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytest_ageval.box import Box
+from pytest_ageval.errors import ConfigError
+from pytest_ageval.executor import Executor
+
+BOXES: Mapping[str, str] = {
+    "local": "ageval_boxes.local:LocalBox",
+}
+
+EXECUTORS: Mapping[str, str] = {
+    "acp": "ageval_executors.acp:AcpExecutor",
+    "anthropic-http": "ageval_executors.anthropic_http:AnthropicExecutor",
+    "nop": "ageval_executors.nop:NopExecutor",
+    "openai-http": "ageval_executors.openai_http:OpenAIExecutor",
+    "oracle": "ageval_executors.oracle:OracleExecutor",
+}
+
+
+class Registry:
+    """Looks up classes by name and imports them when first asked for.
+
+    `boxes` and `executors` are further ones, from the hooks ``pytest_ageval_box_kinds`` and
+    ``pytest_ageval_executors``; they may not take a name of ours. `plugins` are the names of further
+    plugins that fill other slots.
+    """
+
+    def __init__(
+        self,
+        boxes: Iterable[Mapping[str, type[Box]]] = (),
+        executors: Iterable[Mapping[str, type[Executor]]] = (),
+        plugins: Iterable[str] = (),
+    ) -> None:
+        self._plugins = frozenset(plugins)
+        self._boxes: dict[str, str | type[Box]] = dict(BOXES)
+        self._executors: dict[str, str | type[Executor]] = dict(EXECUTORS)
+        _extend(self._boxes, boxes, Box, "box kind")
+        _extend(self._executors, executors, Executor, "executor")
+
+    def box_kinds(self) -> list[str]:
+        """The names that ``--box`` takes."""
+        return sorted(self._boxes)
+
+    def executor_kinds(self) -> list[str]:
+        """The names that a profile's ``executor`` takes."""
+        return sorted(self._executors)
+
+    def plugin_ids(self) -> list[str]:
+        """The names that a row of a profile's ``extensions`` may have."""
+        return sorted({*self._boxes, *self._executors, *self._plugins})
+
+    def box(self, kind: str) -> type[Box]:
+        """The class of that kind; ConfigError ``unknown_box`` when there is none."""
+        found: type[Box] = _load(self._boxes, kind, "unknown_box", "box kind")
+        return found
+
+    def executor(self, kind: str) -> type[Executor]:
+        """The class of that name; ConfigError ``unknown_executor`` when there is none."""
+        found: type[Executor] = _load(self._executors, kind, "unknown_executor", "executor")
+        return found
+
+
+def _extend(table: dict[str, Any], more: Iterable[Mapping[str, Any]], base: type, what: str) -> None:
+    for mapping in more:
+        for name, cls in mapping.items():
+            if name in table:
+                raise ConfigError("plugin_contract", f"the {what} {name!r} is already registered")
+            if not (isinstance(cls, type) and issubclass(cls, base)):
+                raise ConfigError(
+                    "plugin_contract",
+                    f"the {what} {name!r} must be a subclass of {base.__module__}.{base.__name__}, "
+                    f"found {cls!r}",
+                )
+            table[name] = cls
+
+
+def _load(table: dict[str, Any], name: str, code: str, what: str) -> Any:
+    try:
+        entry = table[name]
+    except KeyError:
+        close = difflib.get_close_matches(name, table, 1)
+        raise ConfigError(
+            code,
+            f"there is no {what} {name!r}; known: {', '.join(sorted(table))}",
+            hint=f"did you mean {close[0]!r}?" if close else None,
+        ) from None
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        entry = table[name] = getattr(importlib.import_module(module), attribute)
+    return entry

@@ -1,0 +1,199 @@
+"""The report of one attempt: outcome, properties, sections, and the data for the summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_ageval.attempt_face import FACE, KNOWN, AttemptFace, describe
+from pytest_ageval.errors import AgevalError, TaskFailed
+from pytest_ageval.report.plain import clean, cut, plain
+
+#: Characters of the message attribute in JUnit XML, and of the text below it.
+MESSAGE = 1000
+LONG_TEXT = 16_000
+
+#: Bytes of the last lines of trajectory and evaluator that a report carries.
+TAIL = 4096
+
+#: Checks that a report carries, and the fields of each.
+CHECKS = 50
+CHECK_FIELDS = ("id", "title", "status", "score", "message", "reason")
+
+
+def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Tell the engine of foreign exceptions, and set the properties that the report will hold."""
+    face = item.stash.get(FACE, None)
+    error = None if call.excinfo is None else call.excinfo.value
+    if face is not None and error is not None and not isinstance(error, pytest.skip.Exception):
+        face.fail(error)
+    # Replaced, not added: a test that is run again has those of its last attempt.
+    kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
+    item.user_properties[:] = [*kept, *properties(item, face, error)]
+
+
+def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Decide between FAIL and ERROR, and attach what the summary and the reports need."""
+    face = item.stash.get(FACE, None)
+    if call.excinfo is not None and not report.skipped:
+        _classify(call, report)
+    if call.when == "teardown" and face is not None and face.raw.cleanup_warning:
+        report.ageval_cleanup = clean(face.raw.cleanup_warning)  # type: ignore[attr-defined]
+    if call.when == "teardown" or (call.when == "setup" and not report.failed):
+        return
+    error = None if call.excinfo is None else call.excinfo.value
+    data = summary(item, face, error)
+    if data is None:
+        return
+    report.ageval = data  # type: ignore[attr-defined]
+    if face is not None:
+        for name, text in face.raw.tails.items():
+            if text.strip():
+                report.sections.append((f"ageval {name}", tail(text)))
+        if item.config.getoption("htmlpath", None):
+            from pytest_ageval.report import html
+
+            extra = html.trajectory_extra(face)
+            report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
+
+
+def _classify(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Everything but the verdict is an ERROR, which pytest tells by the phase of the report."""
+    assert call.excinfo is not None
+    error = call.excinfo.value
+    if isinstance(error, AgevalError | TaskFailed):
+        # No traceback of ours: the message says it all. Survives xdist, keeps the summary line.
+        found = call.excinfo.getrepr(style="value")
+        crash = getattr(found, "reprcrash", None)
+        if crash is not None:
+            crash.message = clean(crash.message.partition("\n")[0], MESSAGE)
+        for entry in getattr(getattr(found, "reprtraceback", None), "reprentries", ()):
+            entry.lines[:] = clean("\n".join(entry.lines), LONG_TEXT).split("\n")
+        report.longrepr = found
+    if call.when == "call" and not isinstance(error, TaskFailed):
+        report.when = "setup"
+
+
+def summary(
+    item: pytest.Item, face: AttemptFace | None, error: BaseException | None
+) -> dict[str, Any] | None:
+    """What the controller learns of the attempt: plain JSON types, small. None for a skipped one."""
+    if isinstance(error, pytest.skip.Exception):
+        return None
+    if face is None:
+        return _unlocked(item, error)
+    outcome = face.outcome
+    data = outcome.as_dict()
+    failure = data.get("error") or (_as_error(error) if _is_error(error) else None)
+    data.update(
+        describe(face),
+        model=outcome.model or face.item.variant.model,
+        agent=face.item.variant.agent or outcome.agent,
+        status="ERROR" if _is_error(error) else outcome.status,
+        error=failure,
+        failed_checks=outcome.failed_checks,
+        checks=[
+            {name: row[name] for name in CHECK_FIELDS if name in row}
+            for row in list(outcome.checks)[:CHECKS]
+        ],
+        attempt_dir=str(face.directory),
+        sources=sources(face),
+    )
+    for name in (
+        "schema",
+        "evidence_path",
+        "logs",
+        "gold_materialized_at",
+        "task_id",
+        "dataset_id",
+    ):
+        data.pop(name, None)
+    found: dict[str, Any] = plain(data)
+    return found
+
+
+def _unlocked(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
+    """An attempt that was never made: its task is broken or cannot be locked."""
+    variant = getattr(item, "variant", None)
+    mark = item.get_closest_marker("ageval")
+    found: dict[str, Any] = plain(
+        {
+            **(mark.kwargs if mark is not None else {}),
+            "attempt": getattr(variant, "attempt", 1),
+            "status": "ERROR",
+            "score": None,
+            "error": _as_error(error),
+        }
+    )
+    return found
+
+
+def _is_error(error: BaseException | None) -> bool:
+    return error is not None and not isinstance(error, TaskFailed)
+
+
+def _as_error(error: BaseException | None) -> dict[str, Any]:
+    if isinstance(error, AgevalError):
+        return error.as_dict()
+    return {"phase": None, "title": type(error).__name__, "message": str(error)}
+
+
+def sources(face: AttemptFace) -> dict[str, str]:
+    """Where each configured value came from: ``{"/box": "cli", ...}``."""
+    return {row.pointer: row.source for row in face.locked.resolution}
+
+
+def properties(
+    item: pytest.Item, face: AttemptFace | None, error: BaseException | None
+) -> list[tuple[str, str]]:
+    """The ``<properties>`` of the test case."""
+    known = _reported(item, face, error)
+    if known is None:
+        return []
+    found: dict[str, Any] = {
+        name: known.get(name)
+        for name in ("status", "score", "limit", "agent", "model", "box", "dataset", "task")
+    }
+    found["attempt"] = known.get("attempt")
+    found["attempt_dir"] = known.get("attempt_dir")
+    found["digest"] = known.get("digest")
+    found["agent_status"] = known.get("agent_status")
+    failure = known.get("error") or {}
+    found.update({f"error.{name}": failure.get(name) for name in ("phase", "title")})
+    for table in ("metrics", "usage", "timing", "sources"):
+        rows = known.get(table) or {}
+        found.update({f"{table}.{name}": value for name, value in rows.items()})
+    checks = known.get("checks") or ()
+    if checks:
+        found["checks"] = "; ".join(
+            f"{row.get('id') or row.get('title')}: {row.get('status')}" for row in checks
+        )
+    return [
+        (f"ageval.{name}", cut(str(value), MESSAGE))
+        for name, value in found.items()
+        if value is not None and value != ""
+    ]
+
+
+def _reported(
+    item: pytest.Item, face: AttemptFace | None, error: BaseException | None
+) -> dict[str, Any] | None:
+    if error is None and face is None:
+        return item.stash.get(KNOWN, None)
+    known = summary(item, face, error)
+    if known is not None:
+        previous = item.stash.get(KNOWN, None)
+        if previous is not None and previous["status"] == "ERROR" and error is None:
+            known = {**known, "status": "ERROR", "error": previous["error"]}
+        item.stash[KNOWN] = known
+    return known
+
+
+def tail(text: str, limit: int = TAIL) -> str:
+    """The last `limit` bytes of `text`, from the beginning of a line."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return data.decode("utf-8")
+    last = data[-limit:].decode("utf-8", "ignore")
+    return f"[... the whole of it is in the evidence ...]\n{last.partition(chr(10))[2] or last}"

@@ -1,0 +1,129 @@
+"""The terminal: one line before the run, a table after it, and the command that repeats the errors."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.report.numbers import (
+    cost,
+    count,
+    seconds,
+    tokens,
+    total,
+    total_seconds,
+    wilson,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Node ids that a command line may name; more of them go into a file.
+NAMED_IDS = 3
+
+Results = Mapping[str, Mapping[str, Any]]
+
+COLUMNS = ("data set", "agent", "pass", "fail", "error", "scored", "pass rate [95 %]", "score")
+COLUMNS += ("tokens", "cost", "time")
+
+
+def headline(config: pytest.Config) -> str:
+    """What is about to run: agents x boxes x attempts, how boxes isolate, where the evidence goes."""
+    from pytest_ageval.job import Job
+
+    return f"ageval: {Job.of(config).describe()}"
+
+
+def summarize(
+    reporter: pytest.TerminalReporter, config: pytest.Config, results: Results, warnings: Results
+) -> None:
+    """Write the summary section."""
+    reporter.section("ageval")
+    for line in table(results.values()):
+        reporter.write_line(line)
+    for nodeid, row in warnings.items():
+        reporter.write_line(f"clean-up warning: {nodeid}: {row['message']}")
+    places = sorted({str(Path(d).parent) for r in results.values() if (d := r.get("attempt_dir"))})
+    for place in places:
+        reporter.write_line(f"evidence: {_relative(place)}")
+    errors = [nodeid for nodeid, row in results.items() if row.get("status") == "ERROR"]
+    if errors:
+        command = rerun_command(config, errors, Path(places[0]) if places else None)
+        reporter.write_line(f"repeat the errors: {command}")
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line for each data set, agent, model and box; below it nothing is averaged over."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        who = " / ".join(str(row[name]) for name in ("agent", "model", "box") if row.get(name))
+        groups.setdefault((str(row.get("dataset") or "-"), who or "-"), []).append(row)
+    cells = [COLUMNS, *(_line(*key, groups[key]) for key in sorted(groups))]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _line(dataset: str, who: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    passed = sum(row.get("status") == "PASS" for row in rows)
+    failed = sum(row.get("status") == "FAIL" for row in rows)
+    scored = passed + failed
+    low, high = wilson(passed, scored)
+    scores = [row["score"] for row in rows if row.get("score") is not None]
+    return (
+        dataset,
+        who,
+        str(passed),
+        str(failed),
+        str(len(rows) - scored),
+        f"{scored}/{len(rows)}",
+        f"{passed / scored:.1%} [{low:.1%}, {high:.1%}]" if scored else "n/a",
+        f"{sum(scores) / len(scores):.3f}" if scores else "n/a",
+        count(total(tokens(row) for row in rows)),
+        cost(total((row.get("usage") or {}).get("cost_usd") for row in rows)),
+        seconds(total(total_seconds(row) for row in rows)),
+    )
+
+
+def rerun_command(config: pytest.Config, nodeids: Sequence[str], place: Path | None) -> str:
+    """A command that runs these items again, in the directory and with the options of this run."""
+    here = config.invocation_params.dir
+    ids = [_from(here, config.rootpath, nodeid) for nodeid in nodeids]
+    options = [shlex.quote(option) for option in _options(config)]
+    if len(ids) > NAMED_IDS and place is not None and all("\n" not in name for name in ids):
+        file = place.parent / "errors.txt"
+        file.write_text("".join(f"{name}\n" for name in ids), encoding="utf-8")
+        return " ".join(["pytest", *options, shlex.quote(f"@{_relative(str(file), here)}")])
+    return " ".join(["pytest", *options, *(shlex.quote(name) for name in ids)])
+
+
+def _from(here: Path, rootpath: Path, nodeid: str) -> str:
+    """`nodeid`, which is relative to the rootdir, as an argument for a command in `here`."""
+    path, separator, rest = nodeid.partition("::")
+    return f"{os.path.relpath(rootpath / path, here)}{separator}{rest}"
+
+
+def _options(config: pytest.Config) -> list[str]:
+    """The command line without what it selected by path."""
+    paths = [] if config.args_source != config.ArgsSource.ARGS else list(config.args)
+    found = []
+    for argument in config.invocation_params.args:
+        text = str(argument)
+        if text in paths:
+            paths.remove(text)
+        elif not text.startswith("@"):
+            found.append(text)
+    return found
+
+
+def _relative(path: str, here: Path | None = None) -> str:
+    found = os.path.relpath(path, here)
+    return path if found.startswith("..") else found

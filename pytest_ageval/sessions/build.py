@@ -1,0 +1,154 @@
+"""From a role's binding to the `Session` that an executor gets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt import slots
+from pytest_ageval.errors import ExecutorError
+from pytest_ageval.executor import ActivityScope, Event, Session, ToolCall, Usage
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.config.locked import Binding
+
+#: Options that every executor takes: the session service reads them, not the executor.
+SERVICE_OPTIONS = frozenset({"upstream_stall_seconds"})
+
+_LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def session_for(
+    attempt: Attempt,
+    role: str,
+    *,
+    session_id: str,
+    actor: str | None,
+    activity: ActivityScope,
+    emit: Callable[[Event], None],
+    raw_dir: Path | None = None,
+) -> Session:
+    """The session of `role`, with its secrets resolved."""
+    binding = attempt.locked.bindings[role]
+
+    async def ask(request: Mapping[str, Any]) -> str | None:
+        answer = await slots.call(attempt, "permission", dict(request))
+        return None if answer is None else str(answer)
+
+    return Session(
+        session_id=session_id,
+        role=role,
+        actor=actor,
+        model=binding.model,
+        base_url=base_url(attempt, binding),
+        api_key=attempt.secrets.get(binding.api_key) if binding.api_key else None,
+        api_key_name=binding.api_key,
+        options={name: value for name, value in binding.options.items() if name not in SERVICE_OPTIONS},
+        box=attempt.raw_box,
+        task_root=attempt.locked.task_root,
+        activity=activity,
+        emit=emit,
+        remaining=lambda: attempt.clock.remaining(),
+        ask=ask,
+        permission=attempt.options.permission,
+        raw_dir=raw_dir,
+        agent=binding.agent,
+    )
+
+
+def preparing_session(attempt: Attempt, role: str) -> Session:
+    """A session that is never invoked: for `Executor.prepare`."""
+
+    def emit(event: Event) -> None:
+        attempt.fact("agent_prepared", dict(event))
+
+    return session_for(
+        attempt, role, session_id=f"prepare_{role}", actor=None, activity=NullActivity(), emit=emit
+    )
+
+
+def base_url(attempt: Attempt, binding: Binding) -> str | None:
+    """The role's URL, a ``${NAME}`` in it resolved."""
+    if binding.base_url is None:
+        return None
+
+    def value(match: re.Match[str]) -> str:
+        found = attempt.options.secret(match[1]) or os.environ.get(match[1])
+        if not found:
+            raise ExecutorError(
+                "base_url_unset",
+                f"role {binding.role!r}: the environment variable {match[1]} of base_url is not set",
+            )
+        return found
+
+    return _LOCATOR.sub(value, binding.base_url)
+
+
+def stall_seconds(attempt: Attempt, binding: Binding) -> float:
+    """How long one invoke of this role may wait for a provider that is down."""
+    return float(binding.options.get("upstream_stall_seconds", attempt.options.stall_seconds))
+
+
+class NullActivity:
+    """A step log that nobody keeps."""
+
+    def model_turn_started(self, step: int, *, delta_messages: Sequence[Mapping[str, Any]]) -> None:
+        """Ignored."""
+
+    def model_turn_completed(
+        self,
+        step: int,
+        *,
+        text: str,
+        thought: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+    ) -> None:
+        """Ignored."""
+
+    def model_turn_aborted(self, step: int, *, reason: str, partial_text: str = "") -> None:
+        """Ignored."""
+
+    def tool_call_started(
+        self,
+        tool_call_id: str,
+        *,
+        name: str,
+        kind: str | None = None,
+        arguments: Any = None,
+        replay_safe: bool = False,
+    ) -> None:
+        """Ignored."""
+
+    def tool_call_completed(
+        self,
+        tool_call_id: str,
+        *,
+        outcome: str,
+        content: str = "",
+        exit_code: int | None = None,
+        raw_output: Any = None,
+    ) -> None:
+        """Ignored."""
+
+
+class CurrentScope:
+    """The activity scope of a session: of whichever invoke is running just now."""
+
+    def __init__(self) -> None:
+        self.scope: ActivityScope = NullActivity()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scope, name)
+
+
+async def settle(task: asyncio.Task[Any], seconds: float) -> None:
+    """Wait for a cancelled task, at most so long."""
+    if not task.done():
+        await asyncio.wait({task}, timeout=seconds)

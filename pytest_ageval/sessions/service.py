@@ -1,0 +1,213 @@
+"""Answers what a task's code asks of its agents: open, invoke, cancel, close, record an observation.
+
+A refusal is data, not an exception: the task sees ``ok: false`` and a token in ``error``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_ageval.errors import AgevalError
+from pytest_ageval.executor import AgentResult
+from pytest_ageval.sessions.quota import Quota
+from pytest_ageval.sessions.session import RoleSession
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.evidence import ActivityLog
+
+#: Seconds that closing one session may take before its processes are left to the box.
+CLOSE_SECONDS = 10.0
+
+
+def refusal(error: str, message: str = "") -> dict[str, Any]:
+    """A reply that says no."""
+    return {
+        "ok": False,
+        "error": error,
+        "detail": message or None,
+        "text": "",
+        "structured": None,
+        "tool_calls": [],
+    }
+
+
+class AgentService:
+    """The sessions of one phase of one attempt. Judges of the evaluate phase have no quota."""
+
+    def __init__(self, attempt: Attempt, phase: Literal["run", "evaluate"]) -> None:
+        self.attempt = attempt
+        self.phase = phase
+        self.sealed = False
+        self.sessions: dict[str, RoleSession] = {}
+        limits = attempt.locked.limits
+        self.quota = Quota(limits.agent_invocations if phase == "run" else None, limits.agent_concurrency)
+        self._ops: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "open": self._open,
+            "invoke": self._invoke,
+            "cancel": self._cancel,
+            "close": self._close,
+            "record_observation": self._record_observation,
+            "publish": self._publish,
+        }
+
+    async def handle(self, op: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one request of the child."""
+        if op == "scoring_exec" and self.phase == "evaluate":
+            from pytest_ageval.attempt.scoring import scoring_exec
+
+            return await scoring_exec(self.attempt, payload)
+        answer = self._ops.get(op)
+        return refusal("unknown_op", op) if answer is None else await answer(payload)
+
+    # -- what sessions ask of the service --------------------------------------------------------
+
+    @property
+    def activity(self) -> ActivityLog:
+        """The step log; that of the judges is kept apart, since their prompts hold gold."""
+        return self.attempt.evidence.activity_for(self.phase)
+
+    @property
+    def turn_seconds(self) -> float | None:
+        """The ceiling of one invoke: the task's ``agent_timeout_seconds``; the phase's clock is apart."""
+        value = self.attempt.locked.parameters.get("agent_timeout_seconds")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            return None
+        return float(value)
+
+    # -- the operations --------------------------------------------------------------------------
+
+    async def _open(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        role, session_id = str(payload["profile_id"]), str(payload["session_id"])
+        if self.sealed:
+            return refusal("solver_writers_stopped")
+        if role not in self.attempt.locked.bindings:
+            known = ", ".join(sorted(self.attempt.locked.bindings)) or "none"
+            return refusal("unknown_profile", f"no role {role!r} is bound; bound: {known}")
+        if session_id in self.sessions:
+            return refusal("session_exists", session_id)
+        if payload.get("environment") not in (None, "main"):
+            return refusal("unknown_evaluate_environment", str(payload["environment"]))
+        others = [s for s in self.sessions.values() if s.role == role and not s.closed]
+        session = RoleSession(self, session_id, role, payload.get("actor_id"))
+        executor = self.attempt.registry.executor(session.binding.executor)
+        if others and not executor.concurrent_sessions:
+            return refusal("executor_not_concurrent", session.binding.executor)
+        self.sessions[session_id] = session
+        try:
+            await session.open()
+        except Exception as error:  # run.py gets it as data and decides
+            return await self._refuse_open(session, error)
+        return {"ok": True, "session_id": session_id}
+
+    async def _refuse_open(self, session: RoleSession, error: Exception) -> dict[str, Any]:
+        title = error.title if isinstance(error, AgevalError) else "agent_open_hook_failed"
+        message = error.message if isinstance(error, AgevalError) else f"{type(error).__name__}: {error}"
+        session.failure = AgentResult(
+            ok=False, error=f"{title}: {message}", infrastructure=True, status="crashed"
+        )
+        self.attempt.fact(
+            "agent_open_failed",
+            {"session_id": session.session_id, "title": title, "message": message},
+        )
+        await session.close()
+        return refusal(title, message)
+
+    async def _invoke(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        session = self.sessions.get(str(payload["session_id"]))
+        if session is None:
+            return refusal("unknown_session", str(payload["session_id"]))
+        async with self.quota.slots:
+            refused = self._refuse_invoke(session)
+            if refused is not None:
+                return refusal(refused)
+            try:
+                return await session.invoke(payload)
+            except AgevalError as error:
+                return refusal(error.title, error.message)
+            except Exception as error:  # a hook's exception; run.py gets it as data
+                self.attempt.fact("agent_invoke_hook_failed", {"error": f"{type(error).__name__}: {error}"})
+                return refusal(type(error).__name__, str(error))
+
+    def _refuse_invoke(self, session: RoleSession) -> str | None:
+        if self.sealed:
+            return "solver_writers_stopped"
+        if session.closed or session.executor is None:
+            return "session_closed"
+        left = self.attempt.clock.remaining()
+        if left is not None and left <= 0:
+            return "wall_time_exceeded"
+        if not self.quota.take():
+            self.attempt.note_limit("agent_invocations")
+            return "agent_invocation_limit"
+        return None
+
+    async def _cancel(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        session = self.sessions.get(str(payload["session_id"]))
+        if session is None:
+            return refusal("unknown_session", str(payload["session_id"]))
+        await session.cancel()
+        return {"ok": True}
+
+    async def _close(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        session = self.sessions.get(str(payload["session_id"]))
+        if session is not None:
+            await session.close()
+        return {"ok": True}
+
+    async def _record_observation(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The task executed a tool call itself: its result belongs to the trajectory."""
+        session = self.sessions.get(str(payload["session_id"]))
+        if session is None:
+            return refusal("unknown_session", str(payload["session_id"]))
+        invocation = payload.get("invocation_id") or next(reversed(session.records), None)
+        record = session.records.get(str(invocation))
+        if record is None:
+            return refusal("no_invocation" if invocation is None else "invocation_mismatch")
+        if not payload.get("tool_call_id"):
+            return refusal("missing_tool_call_id")
+        record.emit(
+            {
+                "kind": "tool",
+                "phase": "update",
+                "tool_call_id": str(payload["tool_call_id"]),
+                "function_name": payload.get("function_name"),
+                "content": payload.get("content"),
+                "raw_output": payload.get("raw_output"),
+                "status": "failed" if payload.get("error") else "completed",
+                "source": "ageval",
+            }
+        )
+        return {"ok": True}
+
+    async def _publish(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        self.attempt.published[str(payload["id"])] = str(payload.get("path") or "")
+        return {"ok": True}
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def seal(self) -> None:
+        """No further invoke starts; the running ones are cancelled; every session is closed."""
+        self.sealed = True
+        closing = [asyncio.ensure_future(session.close()) for session in self.sessions.values()]
+        if not closing:
+            return
+        _, pending = await asyncio.wait(closing, timeout=CLOSE_SECONDS)
+        for task in pending:
+            task.cancel()
+        if pending:
+            self.attempt.fact("agent_close_timeout", {"sessions": len(pending)})
+            await asyncio.wait(pending, timeout=1)
+
+    @property
+    def failure(self) -> AgentResult | None:
+        """The infrastructure failure of a session that never recovered from it."""
+        return next((s.failure for s in self.sessions.values() if s.failure is not None), None)
+
+    @property
+    def last(self) -> AgentResult | None:
+        """How the last turn of the session that was opened last ended."""
+        ended = [session.last for session in self.sessions.values() if session.last is not None]
+        return ended[-1] if ended else None

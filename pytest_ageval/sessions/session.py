@@ -1,0 +1,335 @@
+"""One session of one role: the executor behind it, its turns, and their evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval.attempt import slots
+from pytest_ageval.errors import AgevalError
+from pytest_ageval.evidence import structured
+from pytest_ageval.executor import AgentResult, Event, Executor, Usage
+from pytest_ageval.sessions.build import CurrentScope, session_for, settle, stall_seconds
+from pytest_ageval.sessions.stall import Backoff
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.evidence import InvocationRecord
+    from pytest_ageval.sessions.service import AgentService
+
+log = logging.getLogger("pytest_ageval")
+
+#: Seconds that a cancelled turn gets to end by itself.
+CANCEL_GRACE = 6.0
+
+
+class RoleSession:
+    """A session that run.py opened. One turn at a time; `service` decides whether it may start."""
+
+    def __init__(self, service: AgentService, session_id: str, role: str, actor: str | None) -> None:
+        self.service = service
+        self.attempt: Attempt = service.attempt
+        self.session_id = session_id
+        self.role = role
+        self.actor = actor
+        self.binding = self.attempt.locked.bindings[role]
+        self.turn = 0
+        self.closed = False
+        self.executor: Executor | None = None
+        self.failure: AgentResult | None = None
+        self.last: AgentResult | None = None
+        self.records: dict[str, InvocationRecord] = {}
+        self._scope = CurrentScope()
+        self._record: InvocationRecord | None = None
+        self._running: asyncio.Task[AgentResult] | None = None
+        self._turns = asyncio.Lock()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The value that the open and close slots pass along."""
+        return {
+            "session_id": self.session_id,
+            "profile_id": self.role,
+            "executor": self.binding.executor,
+            "executor_plugin": self.binding.executor,
+            "actor_id": self.actor,
+        }
+
+    # -- open and close --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Make and open the executor. Raises AgevalError."""
+        await slots.call(self.attempt, "before_agent_open", self.info)
+        session = session_for(
+            self.attempt,
+            self.role,
+            session_id=self.session_id,
+            actor=self.actor,
+            activity=self._scope,
+            emit=self._emit,
+            raw_dir=self.attempt.evidence.raw_dir(self.session_id, self.service.phase),
+        )
+        if self.attempt.executor_factory is not None:
+            self.executor = self.attempt.executor_factory(session)
+        else:
+            self.executor = await slots.call(self.attempt, "executor", session)
+        if self.executor is None:
+            raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
+        await self.executor.open()
+        self.service.activity.append(
+            "session",
+            "completed",
+            self.session_id,
+            {
+                "session_id": self.session_id,
+                "profile_id": self.role,
+                "actor_id": self.actor,
+                "environment": None,
+                "executor_kind": self.binding.executor,
+                "native_session_id": getattr(self.executor, "native_session_id", None),
+            },
+        )
+        await slots.call(self.attempt, "after_agent_open", self.info)
+
+    async def close(self) -> None:
+        """End the turn that runs, then the executor. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        await self.cancel()
+        if self.executor is None:
+            return
+        try:
+            await slots.call(self.attempt, "before_agent_close", self.info)
+            await self.executor.close()
+            await slots.call(self.attempt, "after_agent_close", self.info)
+        except Exception as error:  # the other sessions must still be closed
+            self.attempt.fact(
+                "agent_close_failed",
+                {"session_id": self.session_id, "error": f"{type(error).__name__}: {error}"},
+            )
+
+    async def cancel(self) -> None:
+        """End the running turn; it then returns with status ``cancelled``."""
+        running = self._running
+        if running is None or running.done():
+            return
+        if self.executor is not None:
+            try:
+                await asyncio.wait_for(self.executor.cancel(), CANCEL_GRACE)
+            except Exception as error:  # the task itself is cancelled next
+                self.attempt.fact(
+                    "agent_cancel_failed",
+                    {"session_id": self.session_id, "error": f"{type(error).__name__}: {error}"},
+                )
+            await settle(running, CANCEL_GRACE)
+        running.cancel()
+        await settle(running, CANCEL_GRACE)
+
+    # -- a turn ----------------------------------------------------------------------------------
+
+    async def invoke(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """One turn, from the prompt to the reply that the task's code sees."""
+        async with self._turns:
+            self.turn += 1
+            request = str(payload.get("request_id") or f"req_{self.session_id}_turn_{self.turn}")
+            invocation = f"inv_{secrets.token_hex(8)}"
+            prompt = await slots.call(self.attempt, "before_agent_invoke", str(payload.get("prompt") or ""))
+            record = self._begin(request, invocation, prompt, payload)
+            started = time.monotonic()
+            result = await self._attempts(prompt, payload)
+            elapsed = (time.monotonic() - started) * 1000
+            result = await slots.call(self.attempt, "after_agent_invoke", result)
+            result = await slots.call(self.attempt, "normalize_agent_result", result)
+            record.finish(result, elapsed)
+            self._end(request, invocation, result, elapsed)
+            return self._reply(invocation, result)
+
+    def _begin(
+        self, request: str, invocation: str, prompt: str, payload: Mapping[str, Any]
+    ) -> InvocationRecord:
+        evidence, phase = self.attempt.evidence, self.service.phase
+        record = evidence.invocation(
+            profile_id=self.role,
+            session_id=self.session_id,
+            executor_kind=self.binding.executor,
+            prompt=prompt,
+            surface=phase,
+            model=self.binding.model.id,
+            invocation_id=invocation,
+            request_id=request,
+            turn=self.turn,
+        )
+        self.records[invocation] = self._record = record
+        self._scope.scope = evidence.scope(self.session_id, request, phase)
+        self.service.activity.append(
+            "invoke",
+            "in_flight",
+            request,
+            {
+                "session_id": self.session_id,
+                "turn_index": self.turn,
+                "prompt": prompt,
+                "tools_digest": digest(payload.get("tools")),
+                "messages_digest": digest(payload.get("messages")),
+                "explicit_messages": payload.get("messages") is not None,
+                "invocation_id": invocation,
+            },
+        )
+        return record
+
+    async def _attempts(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
+        """Call the executor; while its provider is down and nothing was done, wait and call again."""
+        backoff = Backoff(stall_seconds(self.attempt, self.binding))
+        while True:
+            result = await self._once(prompt, payload)
+            if result.ok or not (result.infrastructure and result.transient and result.repeatable):
+                return result
+            wait = backoff.next(result.retry_after)
+            if wait is None or self.service.sealed or self.closed:
+                self._stalled(result, backoff, "budget_exhausted")
+                return result
+            self._stalled(result, backoff, "wait", wait)
+            with self.attempt.clock.freeze():
+                await asyncio.sleep(wait)
+
+    def _stalled(
+        self, result: AgentResult, backoff: Backoff, outcome: str, wait: float | None = None
+    ) -> None:
+        detail = {
+            "session_id": self.session_id,
+            "reason": result.error,
+            "try_count": backoff.tries,
+            "waited_seconds": round(backoff.waited, 1),
+            "outcome": outcome,
+        }
+        self.attempt.fact("upstream_stall", detail)
+        if wait is not None:
+            log.warning(
+                "%s: %s; trying again in %.0f s (the clock stands still)",
+                self.attempt.task_id,
+                result.error,
+                wait,
+            )
+
+    async def _once(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
+        assert self.executor is not None  # noqa: S101 - open() came first
+        turn = self.executor.invoke(prompt, tools=payload.get("tools"), messages=payload.get("messages"))
+        self._running = asyncio.ensure_future(turn)
+        ceiling = self.service.turn_seconds
+        try:
+            done, _ = await asyncio.wait({self._running}, timeout=ceiling)
+            if not done:
+                await self.cancel()
+                return self._after_timeout(ceiling)
+            return self._running.result()
+        except asyncio.CancelledError:
+            if self._running.cancelled() and not _cancelling():
+                return self._cancelled()
+            await self.cancel()
+            raise
+        except AgevalError as error:
+            return AgentResult(
+                ok=False, error=f"{error.title}: {error.message}", status="crashed",
+                infrastructure=True, repeatable=False,
+            )  # fmt: skip
+        except Exception as error:  # a bug of an executor is not the agent's failure
+            log.exception("executor %s", self.binding.executor)
+            return AgentResult(
+                ok=False, error=f"{type(error).__name__}: {error}", status="crashed",
+                infrastructure=True, repeatable=False,
+            )  # fmt: skip
+
+    def _after_timeout(self, ceiling: float | None) -> AgentResult:
+        """What a turn that was ended for its time came to; what it had reported is kept."""
+        running = self._running
+        partial = AgentResult(usage=Usage(unavailable="lost_on_timeout"))
+        if running is not None and running.done() and not running.cancelled():
+            partial = running.result() if running.exception() is None else partial
+        return replace(
+            partial, ok=False, status="timeout", error=f"invoke_timeout:{ceiling:g}",
+            infrastructure=False, transient=False,
+        )  # fmt: skip
+
+    def _cancelled(self) -> AgentResult:
+        late = self.attempt.limit is not None
+        return AgentResult(
+            ok=False,
+            status="timeout" if late else "cancelled",
+            error="wall_time_exceeded" if late else "invoke_cancelled",
+            usage=Usage(unavailable="lost_on_timeout"),
+        )
+
+    def _end(self, request: str, invocation: str, result: AgentResult, elapsed: float) -> None:
+        self.last = result
+        # A later answer shows that the provider is back; only the last failure of a session counts.
+        self.failure = result if not result.ok and result.infrastructure else None
+        self.service.activity.append(
+            "invoke",
+            "completed",
+            request,
+            {
+                "session_id": self.session_id,
+                "turn_index": self.turn,
+                "ok": result.ok,
+                "text": result.text,
+                "structured": structured(result.text),
+                "tool_calls": tool_rows(result),
+                "usage": result.usage.as_dict(),
+                "error": result.error,
+                "checkpoint_seq": None,
+                "elapsed_ms": round(elapsed),
+                "invocation_id": invocation,
+            },
+        )
+
+    def _reply(self, invocation: str, result: AgentResult) -> dict[str, Any]:
+        record = self.records[invocation]
+        return {
+            "ok": result.ok,
+            "text": result.text,
+            "structured": structured(result.text),
+            "provider_session_handle": None,
+            "turn": self.turn,
+            "error": result.error,
+            "invocation_id": invocation,
+            "evidence_relative": str(record.directory.relative_to(self.attempt.evidence.root)),
+            "tool_calls": tool_rows(result),
+            "usage": result.usage.as_dict(),
+            "model": result.model,
+            "stop_reason": result.stop_reason,
+            "status": result.status,
+            "remaining_after": self.service.quota.left,
+        }
+
+    def _emit(self, event: Event) -> None:
+        if self._record is not None:
+            self._record.emit(event)
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def tool_rows(result: AgentResult) -> list[dict[str, Any]]:
+    """Tool calls as the task's code and the evidence see them."""
+    return [
+        {"id": call.id, "name": call.name, "arguments": dict(call.arguments)} for call in result.tool_calls
+    ]
+
+
+def digest(value: Sequence[Any] | None) -> str | None:
+    """A fingerprint of the tools or messages of a turn, by which a resumed run recognises it."""
+    if value is None:
+        return None
+    import hashlib
+
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
