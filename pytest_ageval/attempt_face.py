@@ -33,7 +33,7 @@ NAMED_CHECKS = 5
 
 
 class AttemptFace:
-    """One attempt. `raw` is the engine's object, `locked` its configuration, `box` the running box."""
+    """One attempt. `raw` is the engine's object, `locked` the configuration, `box` the box."""
 
     def __init__(self, item: TaskItem, raw: Attempt) -> None:
         self.item = item
@@ -45,9 +45,7 @@ class AttemptFace:
     def open(cls, item: TaskItem) -> AttemptFace:
         """Lock the item's task and create its attempt directory."""
         job = Job.of(item.config)
-        for key in (FACE, KNOWN):  # a test that is run again starts from nothing
-            if key in item.stash:
-                del item.stash[key]
+        _forget(item)
         try:
             locked = job.lock(item)
         except ConfigError as error:
@@ -137,14 +135,14 @@ class AttemptFace:
             raise self.raw.error or AgevalError("no_verdict", "the attempt has no verdict")
 
     def fail(self, error: BaseException) -> None:
-        """Tell the engine of an exception that was raised around its phases (a fixture, a timeout)."""
+        """Tell the engine of an exception from around its phases (a fixture, a time limit)."""
         from pytest_ageval.attempt.context import as_ageval_error
 
         known = self.raw.error
         interrupts = isinstance(error, KeyboardInterrupt)
         if self.raw.settled or isinstance(error, TaskFailed):
             return
-        # A plugin's time limit reaches the engine as a cancellation, which is what a Ctrl-C does too.
+        # pytest-timeout reaches the engine as a cancellation, which is what a Ctrl-C does too.
         if known is None or (known.title == "interrupted" and not interrupts):
             self.raw.error = as_ageval_error(error, self.raw.phase)
 
@@ -176,6 +174,14 @@ class AttemptFace:
         temporary = self._note.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._note)
+
+
+def _forget(item: TaskItem) -> None:
+    """A test that is run again starts from nothing."""
+    if FACE in item.stash:
+        del item.stash[FACE]
+    if KNOWN in item.stash:
+        del item.stash[KNOWN]
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class BoxSpec:
 
 
 class StdioTransport(Protocol):
-    """A long-lived process in the box, as bytes in and bytes out. Every method may be awaited once at a time."""
+    """A long-lived process in the box: bytes in, bytes out. One call of a method at a time."""
 
     async def read(self) -> bytes:
         """The next chunk of stdout; b"" at end of file."""
@@ -115,7 +115,7 @@ class StdioTransport(Protocol):
         ...
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """The exit code (negative: killed by that signal), or None if it still runs after `timeout` seconds."""
+        """The exit code (negative: that signal), or None if it still runs after `timeout` seconds."""
         ...
 
     async def terminate(self, grace: float = 2.0) -> int | None:
@@ -218,11 +218,11 @@ class Box(abc.ABC):
 
     @abc.abstractmethod
     async def stop(self, *, delete: bool = True) -> None:
-        """Close the box and everything in it, quickly and by force. Idempotent; safe after a failed start."""
+        """Close the box and all that is in it, fast and by force. Idempotent; safe after a failed start."""
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
-        """Remove what boxes with these labels left behind (a crashed worker); say what was removed. Synchronous."""
+        """Remove what boxes with these labels left behind; say what was removed. Synchronous."""
         return []
 
 

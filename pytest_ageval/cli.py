@@ -17,6 +17,7 @@ from pytest_ageval.config import (
     JobOptions,
     LockedTask,
     TaskDocument,
+    check_roles,
     find_dataset_root,
     load_dataset,
     load_task,
@@ -110,6 +111,7 @@ def lock(options: argparse.Namespace) -> int:
     """
     job = JobOptions.gather(vars(options))
     dataset, tasks = find_tasks(options.path, options.task)
+    check_roles(job, (role for task in tasks for role in task.roles))
     registry = Registry()
     locks = [
         lock_task(task, dataset, variant, job, registry, credentials=False)
@@ -180,7 +182,7 @@ def _row(task: TaskDocument) -> dict[str, Any]:
 
 
 def find_tasks(path: Path, ids: Sequence[str]) -> tuple[Dataset, list[TaskDocument]]:
-    """The data set of `path` and the tasks that `path` and `ids` mean. Raises ConfigError ``unknown_task``."""
+    """The data set of `path` and the tasks that are meant. Raises ConfigError ``unknown_task``."""
     dataset, names = _names(path)
     for wanted in ids:
         if wanted not in names:

@@ -16,7 +16,7 @@ import types
 import unicodedata
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     import pluggy
 
+    from pytest_ageval.attempt_face import AttemptFace
+    from pytest_ageval.config import TaskDocument, Variant
+    from pytest_ageval.faces import BoxFace
     from pytest_ageval.job import Job
 
 #: Files that make a directory a task.
@@ -39,8 +42,10 @@ _DECLARED = re.compile(rb"^format:[ \t]*['\"]?ageval\.task/", re.MULTILINE)
 
 #: Tags that would change what pytest does with the item; they become ``tag_<name>``.
 RESERVED_MARKS = frozenset(
-    "ageval anyio asyncio filterwarnings flaky parametrize repeat skip skipif timeout trylast "
-    "tryfirst usefixtures xdist_group xfail".split()
+    (
+        *("ageval", "anyio", "asyncio", "filterwarnings", "flaky", "parametrize", "repeat", "skip"),
+        *("skipif", "timeout", "trylast", "tryfirst", "usefixtures", "xdist_group", "xfail"),
+    )
 )
 
 
@@ -83,7 +88,7 @@ def _dataset_with_tasks_in(parent: Path) -> Path | None:
 
 
 def _tasks_root(root: Path) -> Path:
-    """Where the data set keeps its tasks; the usual place if that cannot be read (reported later)."""
+    """Where the data set keeps its tasks; the usual place if its file is broken (reported later)."""
     from pytest_ageval.config import load_dataset
 
     try:
@@ -102,7 +107,7 @@ def _holds_files(path: Path) -> bool:
 
 
 def is_hidden_task(path: Path, config: pytest.Config) -> bool:
-    """A task directory that pytest would pass over because of its name, and nobody else excludes."""
+    """A task directory that pytest would pass over because of its name, and for nothing else."""
     patterns = config.getini("norecursedirs")
     if not any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
         return False
@@ -122,7 +127,7 @@ def _excluded(path: Path, config: pytest.Config) -> bool:
 
 
 def outside_tasks(arguments: Sequence[str], cwd: Path) -> list[str]:
-    """`arguments` with every path into a task directory replaced by the directory above the task."""
+    """`arguments`, where a path into a task directory becomes the directory above the task."""
     found = [_outside_task(argument, cwd) for argument in arguments]
     if not found:
         above = _outside_task(".", cwd)
@@ -134,9 +139,7 @@ def _outside_task(argument: str, cwd: Path) -> str:
     path = Path(os.path.normpath(cwd / argument.partition("::")[0]))
     for directory in (path, *path.parents):
         # Almost always a look at one file; reading it is left to the two cases where it exists.
-        if any((directory / name).is_file() for name in TASK_FILES) and is_task_directory(
-            directory
-        ):
+        if any((directory / name).is_file() for name in TASK_FILES) and is_task_directory(directory):
             return str(directory.parent)
     return argument
 
@@ -145,14 +148,12 @@ def _outside_task(argument: str, cwd: Path) -> str:
 
 
 class _OfDataset(pytest.Collector):
-    """Takes its hooks, and so the conftest.py files that count, from the directory above the task."""
+    """Takes its hooks, and so the conftest.py files that count, from above the task directory."""
 
     @property
     def ihook(self) -> pluggy.HookRelay:
         """The hooks that act on the data set."""
-        assert self.parent is not None
-        found: pluggy.HookRelay = self.parent.ihook
-        return found
+        return cast("pytest.Collector", self.parent).ihook
 
 
 class TaskDirectory(_OfDataset, pytest.File):
@@ -172,10 +173,10 @@ class TaskDirectory(_OfDataset, pytest.File):
 
 
 class TaskFile(_OfDataset, pytest.Module):
-    """One task. Its module is made up: it holds one function, `run_attempt`, named like the task."""
+    """One task. Its module is made up: one function, `run_attempt`, that is named like the task."""
 
-    #: The parsed task, a `pytest_ageval.config.TaskDocument`.
-    task: Any
+    #: The parsed task.
+    task: TaskDocument
 
     @property
     def task_id(self) -> str:
@@ -205,6 +206,9 @@ class TaskFile(_OfDataset, pytest.Module):
         A broken data set concerns all its tasks and is a collection error, once.
         """
         self.job.task_seen()
+        if self.job.usage_error is not None:
+            yield self._broken(self.job.usage_error)
+            return
         try:
             if not self._dataset_is_good():
                 return
@@ -212,12 +216,8 @@ class TaskFile(_OfDataset, pytest.Module):
         except ConfigError as error:
             yield self._broken(error)
             return
-        if self.job.usage_error is not None:
-            yield self._broken(self.job.usage_error)
-            return
         self._mark()
-        for found in super().collect():
-            assert isinstance(found, pytest.Function)
+        for found in cast("list[pytest.Function]", super().collect()):
             yield TaskItem.from_parent(
                 self,
                 name=found.name,
@@ -274,13 +274,21 @@ class TaskFile(_OfDataset, pytest.Module):
 
     def _broken(self, error: ConfigError) -> BrokenTask:
         item: BrokenTask = BrokenTask.from_parent(self, name=safe(self.task_id), error=error)
-        item.add_marker(pytest.mark.ageval(task=self.task_id))
+        named = {"task": self.task_id, "dataset": self._dataset_id()}
+        item.add_marker(pytest.mark.ageval(**{k: v for k, v in named.items() if v}))
         return item
+
+    def _dataset_id(self) -> str | None:
+        root = self.root
+        try:
+            return None if root is None else self.job.dataset(root).dataset_id
+        except ConfigError:
+            return None
 
     def _mark(self) -> None:
         """Marks and words by which the task can be selected: tags, roles, needs."""
         self.extra_keyword_matches.add(self.task_id)
-        tags = [str(tag) for tag in getattr(self.task, "tags", ())]
+        tags = self.task.tags
         self.extra_keyword_matches.update(tags)
         needs = sorted(self.task.requires)
         for name in (
@@ -291,16 +299,19 @@ class TaskFile(_OfDataset, pytest.Module):
             self.job.register_mark(name)
             self.add_marker(name)
 
-    def _mark_of(self, variant: Any) -> pytest.MarkDecorator:
+    def _mark_of(self, variant: Variant) -> pytest.MarkDecorator:
         named = {
             "task": self.task_id,
-            "dataset": self.job.dataset(self.root).dataset_id if self.root else None,
+            "dataset": self._dataset_id(),
             "agent": variant.agent,
             "model": variant.model,
             "box": variant.box,
             "attempt": variant.attempt,
         }
-        return pytest.mark.ageval(**{name: value for name, value in named.items() if value})
+        found: pytest.MarkDecorator = pytest.mark.ageval(
+            **{name: value for name, value in named.items() if value}
+        )
+        return found
 
 
 class _AttemptNode(pytest.Item):
@@ -309,9 +320,7 @@ class _AttemptNode(pytest.Item):
     @property
     def ihook(self) -> pluggy.HookRelay:
         """The hooks that act on the data set."""
-        assert self.parent is not None
-        found: pluggy.HookRelay = self.parent.ihook
-        return found
+        return cast("pytest.Collector", self.parent).ihook
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The task file: there is no other source to point at."""
@@ -339,23 +348,22 @@ class TaskItem(_AttemptNode, pytest.Function):
     @property
     def file(self) -> TaskFile:
         """The task's collector."""
-        assert isinstance(self.parent, TaskFile)
-        return self.parent
+        return cast("TaskFile", self.parent)
 
     @property
-    def variant(self) -> Any:
-        """Which agent, model, box and attempt: a `pytest_ageval.config.Variant`."""
-        return self.callspec.params["ageval_variant"]
+    def variant(self) -> Variant:
+        """Which agent, model, box and attempt."""
+        return cast("Variant", self.callspec.params["ageval_variant"])
 
     def setup(self) -> None:
         """Fill the fixtures, then bring up the environment in the box that the fixture gave."""
         super().setup()
-        attempt = self.funcargs["attempt"]
+        attempt = cast("AttemptFace", self.funcargs["attempt"])
         attempt.use_executor(self.funcargs["executor"])
-        attempt.environment(self.funcargs["box"])
+        attempt.environment(cast("BoxFace", self.funcargs["box"]))
 
 
-def run_attempt(attempt: Any, executor: Any, box: Any) -> None:
+def run_attempt(attempt: AttemptFace, executor: object, box: object) -> None:
     """The body of every item: the agent works, the evaluator judges, the record is sealed."""
     attempt.settle()
 
@@ -380,7 +388,7 @@ def mark_name(text: str) -> str:
 
 
 def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Rounds: the first attempt at every task, then the second; ordinary tests keep their places."""
+    """Rounds: first attempts at all tasks, then second ones; ordinary tests keep their places."""
     places = [place for place, item in enumerate(items) if isinstance(item, _AttemptNode)]
     if not places:
         return

@@ -17,7 +17,7 @@ from pytest_ageval.collection import has_tasks
 from pytest_ageval.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
 #: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
@@ -71,7 +71,7 @@ class Controller:
             self.html_report.table_header = [*self.html_report.table_header, *HEADER]
 
     def _one_by_one(self) -> None:
-        """Attempts are long and unequal: hand them out singly, unless the user said how many at once."""
+        """Attempts are long and unequal: hand them out singly, unless the user said otherwise."""
         scheduler = getattr(self.config.pluginmanager.getplugin("dsession"), "sched", None)
         if getattr(scheduler, "maxschedchunk", 0) is None:
             scheduler.maxschedchunk = 1  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ class Controller:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what an attempt came to; the last word counts, a repeated one's earlier words do not."""
+        """Keep what an attempt came to; when it was repeated, what it came to at last."""
         data = getattr(report, "ageval", None)
         if data is not None and report.outcome != "rerun":  # type: ignore[comparison-overlap]
             self.results[report.nodeid] = data
@@ -131,10 +131,10 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-        """The attempt that a worker died in is one ERROR, in the terminal, in JUnit XML and in HTML."""
+        """The attempt that a worker died in is one ERROR: in the terminal, in JUnit XML, in HTML."""
         if not has_tasks([crashitem]):
             return
-        gateway = report.node.gateway.id  # type: ignore[attr-defined]
+        gateway = report.node.gateway.id
         note = self._note(gateway)
         if note.get("nodeid") != crashitem:
             note = {}
@@ -207,7 +207,7 @@ class Controller:
         return {str(row["box"]) for row in (*self.results.values(), *notes) if row.get("box")}
 
     def _reap(self, kinds: set[str], **labels: str) -> None:
-        """Remove boxes by their labels. A kind that cannot be swept is reported and stops nobody."""
+        """Remove boxes by their labels. A kind that cannot be swept is told and stops nobody."""
         from pytest_ageval.job import Job, run_id
 
         for kind in sorted(kinds):
@@ -252,7 +252,7 @@ class Controller:
             cells.extend(html.cells(getattr(report, "ageval", None)))
 
 
-def _read(path: Path) -> Mapping[str, Any] | dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """A note; empty when there is none or it is not whole."""
     try:
         found = json.loads(path.read_bytes())

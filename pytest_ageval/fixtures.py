@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_ageval.config import Variant
     from pytest_ageval.executor import Executor, Session
     from pytest_ageval.faces import BoxFace
+    from pytest_ageval.testing.scripted_model.fixture import ModelFactory
 
 
 @pytest.fixture
@@ -84,14 +85,11 @@ def box(request: pytest.FixtureRequest) -> Iterator[BoxFace]:
 
 
 @pytest.fixture
-def scripted_model(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Starts model servers that answer from a script: ``scripted_model(turns)``.
+def scripted_model() -> Iterator[ModelFactory]:
+    """Starts model servers that answer from a script, and stops them after the test.
 
-    Takes the arguments of `pytest_ageval.testing.ScriptedModel`; the servers end with the test.
+    ``model = scripted_model([Shell("make"), Text("done")])``; see `pytest_ageval.testing`.
     """
-    from contextlib import ExitStack
+    from pytest_ageval.testing.scripted_model.fixture import serve_models
 
-    from pytest_ageval.testing import ScriptedModel
-
-    with ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(ScriptedModel(*args, **kwargs))
+    yield from serve_models()

@@ -6,7 +6,7 @@ import os
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -105,7 +105,7 @@ class Job:
         return plan_variants(self.options)
 
     def task_seen(self) -> None:
-        """A task is being collected: check the command line and make the engine's defaults known. Once."""
+        """A task is being collected: check the command line, register the engine's hooks. Once."""
         if self._seen:
             return
         self._seen = True
@@ -121,7 +121,7 @@ class Job:
             self.usage_error = ConfigError("invalid_option", str(error))
 
     def _check(self) -> None:
-        """Every name on the command line exists. Values that depend on the task are checked by its lock."""
+        """Every name on the command line exists. What depends on the task is checked by its lock."""
         from pytest_ageval.config import load_agent
 
         for variant in self.variants:
@@ -157,8 +157,6 @@ class Job:
             load_profiles(self.dataset(root), self.options.profiles)
         except ConfigError as error:
             return error
-        except pytest.UsageError:  # of an option; reported when the collection is complete
-            return None
         return None
 
     def dataset(self, root: Path) -> Dataset:
@@ -184,11 +182,8 @@ class Job:
         """The locked configuration of an item."""
         from pytest_ageval.config import lock_task
 
-        root = item.file.root
-        assert root is not None
-        return lock_task(
-            item.file.task, self.dataset(root), item.variant, self.options, self.registry
-        )
+        dataset = self.dataset(cast("Path", item.file.root))
+        return lock_task(item.file.task, dataset, item.variant, self.options, self.registry)
 
     # -- attempts --------------------------------------------------------------------------------
 
@@ -208,9 +203,7 @@ class Job:
     def _identity(self, item: TaskItem) -> Identity:
         from pytest_ageval.attempt import Identity
 
-        return Identity(
-            run_id=run_id(self.config), worker=worker(self.config), index=item.variant.attempt
-        )
+        return Identity(run_id=run_id(self.config), worker=worker(self.config), index=item.variant.attempt)
 
     def _attempt_options(self, root: Path) -> AttemptOptions:
         from pytest_ageval.attempt import AttemptOptions
@@ -239,9 +232,7 @@ class Job:
 
         kind = (self.options.boxes or ("local",))[0]
         box_options = {
-            row.name: row.value
-            for row in self.options.parsed_box_options
-            if row.kind in (None, kind)
+            row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)
         }
         identity = f"test_{os.urandom(8).hex()}"
         labels = {
@@ -255,7 +246,7 @@ class Job:
     # -- words -----------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """``codex, pi x local (bubblewrap) x 2 attempts; evidence in .ageval/runs`` for the header."""
+        """``codex, pi x local (bubblewrap) x 2 attempts; evidence in ...`` for the header."""
         agents = list(dict.fromkeys(_agent_words(variant) for variant in self.variants))
         boxes = [self._box_words(kind) for kind in self.options.boxes] or ["the data sets' boxes"]
         attempts = self.options.attempts
@@ -267,11 +258,7 @@ class Job:
         )
 
     def _box_words(self, kind: str) -> str:
-        mine = {
-            row.name: row.value
-            for row in self.options.parsed_box_options
-            if row.kind in (None, kind)
-        }
+        mine = {row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)}
         return self.registry.box(kind).describe(mine)
 
 

@@ -1,4 +1,4 @@
-"""The options of a run: how each is spelled, and which source wins (command line, environment, ini)."""
+"""Options: how each is spelled, and which source wins: command line, environment, ini."""
 
 from __future__ import annotations
 
@@ -146,7 +146,5 @@ def _parse(option: Option, text: str, where: str) -> Any:
         except ValueError:
             raise pytest.UsageError(f"{where}: expected a whole number, found {text!r}") from None
     if option.choices and text not in option.choices:
-        raise pytest.UsageError(
-            f"{where}: expected one of {', '.join(option.choices)}, found {text!r}"
-        )
+        raise pytest.UsageError(f"{where}: expected one of {', '.join(option.choices)}, found {text!r}")
     return text

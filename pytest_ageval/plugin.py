@@ -20,7 +20,7 @@ from pytest_ageval.fixtures import (  # fixtures are found here by name
     scripted_model,
 )
 from pytest_ageval.interrupts import Worker
-from pytest_ageval.options import OPTIONS, Option
+from pytest_ageval.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -42,25 +42,24 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Each option has a command-line spelling, an environment variable and an ini key."""
     group = parser.getgroup("ageval", "agent evaluation")
+    taken = _taken_flags(parser)
     for option in OPTIONS:
-        _add_option(group, option)
-        parser.addini(
-            option.ini, f"Default of {option.long}.", type=option.ini_type, default=None
-        )
+        flags = [flag for flag in option.flags if flag not in taken]
+        group.addoption(*flags, option.long, **option.argparse())
+        parser.addini(option.ini, f"Default of {option.long}.", type=option.ini_type, default=None)
 
 
-def _add_option(group: pytest.OptionGroup, option: Option) -> None:
-    """Add it, without the short spelling where another plugin has that one."""
-    short = [flag for flag in option.flags if not _taken(flag)]
-    try:
-        group.addoption(*short, option.long, **option.argparse())
-    except ValueError:
-        group.addoption(option.long, **option.argparse())
+def _taken_flags(parser: pytest.Parser) -> set[str]:
+    """Flags of other plugins: for ours there is always the long spelling.
 
-
-def _taken(flag: str) -> bool:
-    """pytest-base-url adds ``--base-url`` and may be loaded after us: that would be its error."""
-    return flag == "--base-url" and importlib.util.find_spec("pytest_base_url") is not None
+    Who is loaded before us can be asked, in a way that pytest does not promise. pytest-base-url may
+    be loaded after us, and it would be the one to fail.
+    """
+    groups = getattr(parser, "_groups", ())
+    taken = {name for group in groups for option in group.options for name in option.names()}
+    if importlib.util.find_spec("pytest_base_url") is not None:
+        taken.add("--base-url")
+    return taken
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -137,13 +136,9 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_report_collectionfinish(
-    config: pytest.Config, items: Sequence[pytest.Item]
-) -> Iterable[str]:
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterable[str]:
     """One line about what is about to run, when there is a task among it."""
-    if config.get_verbosity() < 0 or not any(
-        isinstance(item, collection.TaskItem) for item in items
-    ):
+    if config.get_verbosity() < 0 or not any(isinstance(item, collection.TaskItem) for item in items):
         return ()
     from pytest_ageval.report import terminal
 

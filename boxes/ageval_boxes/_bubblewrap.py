@@ -212,9 +212,7 @@ class Namespace:
         number = pid_namespace(self.pid) if self.pid else None
         if number is None:
             await self.close()
-            raise BoxError(
-                "environment_start_failed", "bubblewrap could not make a pid namespace"
-            )
+            raise BoxError("environment_start_failed", "bubblewrap could not make a pid namespace")
         self.number = number
         kinds = ("pid", "user") if self._user else ("pid",)
         self._fds = [os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY) for kind in kinds]

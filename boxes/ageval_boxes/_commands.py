@@ -74,9 +74,7 @@ class Commands:
         """`path` (below ``/attempt``) as a process in the box spells it."""
         return self.visible + path.removeprefix(ROOT)
 
-    async def start(
-        self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int
-    ) -> Run:
+    async def start(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int) -> Run:
         """Start `argv`. Raises BoxError ``environment_exec_invalid`` for what can never start."""
         number = next(self._numbers)
         full = {**env, COOKIE: f"{self.box_id}:{number}"}
@@ -90,9 +88,7 @@ class Commands:
         child.exited.add_done_callback(lambda _done: self.runs.remove(run))
         return run
 
-    async def _spawn(
-        self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int
-    ) -> Child:
+    async def _spawn(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int) -> Child:
         place = self.translate(cwd)
         if not Path(place).is_dir():
             raise BoxError("environment_exec_invalid", f"the directory {cwd} does not exist")
@@ -172,9 +168,7 @@ class IsolatedCommands(Commands):
                 await self._space.start(mounts, env)
             return self._space
 
-    async def _spawn(
-        self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int
-    ) -> Child:
+    async def _spawn(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int) -> Child:
         space = await self._open()
         # The dynamic linker's variables are for the command, not for bwrap itself.
         linker = {name: value for name, value in env.items() if name.startswith("LD_")}
@@ -232,4 +226,3 @@ class IsolatedCommands(Commands):
 
     def kill(self) -> None:
         self._space.kill()
-

@@ -196,9 +196,7 @@ def copy_entry(fd: int, name: str, dest: Path, budget: Budget, shown: str, depth
     return info.st_mode & 0o777
 
 
-def _copy_directory(
-    fd: int, name: str, dest: Path, budget: Budget, shown: str, depth: int
-) -> None:
+def _copy_directory(fd: int, name: str, dest: Path, budget: Budget, shown: str, depth: int) -> None:
     budget.take(files=1)
     dest.mkdir(0o700)
     try:
@@ -313,5 +311,3 @@ def remove_tree(path: Path) -> None:
         if directory != path:
             directory.rmdir()
     shutil.rmtree(path)
-
-

@@ -107,9 +107,7 @@ def _still(procs: Sequence[Proc]) -> list[Proc]:
     return [p for p, now in found if now is not None and now.start == p.start and now.alive]
 
 
-async def end_processes(
-    find: Callable[[], list[Proc]], grace: float
-) -> tuple[list[str], list[str]]:
+async def end_processes(find: Callable[[], list[Proc]], grace: float) -> tuple[list[str], list[str]]:
     """TERM, wait `grace` seconds, KILL whatever `find` still finds, verify.
 
     Returns the labels of all who were ended and of those who would not go.

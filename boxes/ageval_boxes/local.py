@@ -78,9 +78,7 @@ class LocalBox(Box):
     """
 
     kind = "local"
-    capabilities: ClassVar[frozenset[str]] = frozenset(
-        {"exec", "upload", "download", "attach_stdio"}
-    )
+    capabilities: ClassVar[frozenset[str]] = frozenset({"exec", "upload", "download", "attach_stdio"})
     Options = LocalOptions
 
     #: The most that one download may bring, in bytes and in files.
@@ -232,13 +230,9 @@ class LocalBox(Box):
         if user is not None:
             raise BoxError("environment_capability_missing", "local boxes have no other users")
         if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
-            raise BoxError(
-                "environment_exec_invalid", f"{argv!r} is not a command with its arguments"
-            )
+            raise BoxError("environment_exec_invalid", f"{argv!r} is not a command with its arguments")
         place = WORKSPACE if cwd is None else str(check_path(cwd))
-        return await commands.start(
-            argv, cwd=place, env=self._environment(commands, env), stdin=stdin
-        )
+        return await commands.start(argv, cwd=place, env=self._environment(commands, env), stdin=stdin)
 
     async def exec(
         self,
@@ -294,9 +288,7 @@ class LocalBox(Box):
             raise BoxError("environment_exec_invalid", stderr.strip().removeprefix("bwrap: "))
         if code < 0:
             code = 128 - code
-        return ExecResult(
-            TIMEOUT_EXIT if timed_out else code, stdout, stderr, cut or cut_too, timed_out
-        )
+        return ExecResult(TIMEOUT_EXIT if timed_out else code, stdout, stderr, cut or cut_too, timed_out)
 
     def _forget(self, pump: Pump, _done: object) -> None:
         self._pumps.discard(pump)
@@ -332,9 +324,7 @@ class LocalBox(Box):
         if len(path.parts) == 2:
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
         try:
-            notes = await asyncio.to_thread(
-                put, self._files, self._staging, source, path, visible
-            )
+            notes = await asyncio.to_thread(put, self._files, self._staging, source, path, visible)
         except FileNotFoundError as error:
             raise BoxError("environment_upload_missing", f"{source} does not exist") from error
         except OSError as error:

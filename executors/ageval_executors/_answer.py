@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import abc
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ageval_executors._text import mend, mend_json
+from ageval_executors._text import mend, parse_arguments
 from pytest_ageval.executor import ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ class RawCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    #: Further fields of the call that its server wants back, such as a signature.
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Answer(abc.ABC):
@@ -48,6 +49,17 @@ class Answer(abc.ABC):
     @abc.abstractmethod
     def document(self, data: Mapping[str, Any]) -> bool:
         """Take a whole answer; False when it is not one. Raises `CallFailedError`."""
+
+    def ended(self) -> bool:
+        """The stream is over without its end marker: is the answer complete all the same?"""
+        return False
+
+    def head(self, data: Mapping[str, Any]) -> None:
+        """Note who answered. Things of another type than expected are passed over."""
+        for name in ("id", "model"):
+            found = data.get(name)
+            if isinstance(found, str) and found:
+                setattr(self, name, mend(found))
 
     @abc.abstractmethod
     def usage(self) -> Usage:
@@ -104,14 +116,3 @@ class Answer(abc.ABC):
                 for call in self.calls
             ]
         return found
-
-
-def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments as an object; none at all count as an empty one; None if they are something else."""
-    if not text.strip():
-        return {}
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return mend_json(found) if isinstance(found, dict) else None

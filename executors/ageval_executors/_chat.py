@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ageval_executors._answer import Answer, RawCall
 from ageval_executors._conversation import tool_function
-from ageval_executors._failure import error_in_answer
+from ageval_executors._failure import error_in_answer, protocol_error
 from ageval_executors._text import encode_json
 from ageval_executors._usage import openai_usage
 
@@ -29,7 +29,6 @@ def chat_body(
 ) -> dict[str, Any]:
     """The request without the model and its parameters. Raises `MessagesError`."""
     body: dict[str, Any] = {
-        # The answer's own form goes back, with the fields that only this server knows.
         "messages": [dict(entry.native or entry.message) for entry in entries],
     }
     if tools:
@@ -45,20 +44,24 @@ class ChatAnswer(Answer):
     def __init__(self) -> None:
         super().__init__()
         self._at: dict[int, RawCall] = {}
+        self._chosen = False
 
     def event(self, data: Mapping[str, Any]) -> bool:
         """See `Answer`. The end marker is ``[DONE]``; usage comes in a piece without choices."""
         if data.get("type") == "[DONE]":
+            if not self._chosen:
+                raise protocol_error("the stream holds no choice")
             return True
         self._head(data)
         for choice in data.get("choices") or []:
             if choice.get("index", 0) == 0:
+                self._chosen = True
                 self._part(choice.get("delta") or {})
                 self.stop_reason = choice.get("finish_reason") or self.stop_reason
         return False
 
-    def finish(self) -> bool:
-        """The stream has ended without a marker: servers that send none still give a reason to stop."""
+    def ended(self) -> bool:
+        """See `Answer`. Servers that send no marker still give a reason to stop."""
         return self.stop_reason is not None
 
     def document(self, data: Mapping[str, Any]) -> bool:
@@ -74,8 +77,7 @@ class ChatAnswer(Answer):
     def _head(self, data: Mapping[str, Any]) -> None:
         if data.get("error"):
             raise error_in_answer(data)
-        self.id = data.get("id") or self.id
-        self.model = data.get("model") or self.model
+        self.head(data)
         self.usage_row = data.get("usage") or self.usage_row
 
     def _part(self, part: Mapping[str, Any]) -> None:
@@ -110,8 +112,10 @@ class ChatAnswer(Answer):
             call = self._at[index] = RawCall()
             self.calls.append(call)
         function = row.get("function") or {}
-        call.id = row.get("id") or call.id
-        call.name = function.get("name") or call.name
+        call.id = str(row.get("id") or call.id)
+        call.name = str(function.get("name") or call.name)
+        known = ("index", "id", "type", "function")
+        call.extra.update({key: value for key, value in row.items() if key not in known})
         arguments = function.get("arguments")
         if isinstance(arguments, Mapping):
             call.arguments = encode_json(arguments).decode()
@@ -127,5 +131,9 @@ class ChatAnswer(Answer):
         return _STATUS.get(self.stop_reason or "", "unknown")
 
     def native(self) -> Any:
-        """None: the chat message that every answer gives is this API's own form."""
-        return None
+        """The chat message with the fields of its calls that only this server knows."""
+        if not any(call.extra for call in self.calls):
+            return None
+        message = self.message()
+        rows = zip(message["tool_calls"], self.calls, strict=True)
+        return {**message, "tool_calls": [{**call.extra, **row} for row, call in rows]}

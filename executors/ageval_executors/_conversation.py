@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ageval_executors._text import parse_arguments
+
 Message = Mapping[str, Any]
 
 #: What stands for the result of a call that the task went past without answering it.
@@ -36,9 +38,7 @@ class Turn:
     new: tuple[Message, ...]
 
 
-def next_turn(
-    history: Sequence[Entry], prompt: str, messages: Sequence[Mapping[str, Any]] | None
-) -> Turn:
+def next_turn(history: Sequence[Entry], prompt: str, messages: Sequence[Mapping[str, Any]] | None) -> Turn:
     """The conversation that goes out for `prompt`. Raises `MessagesError`.
 
     Without `messages` it is the session's own history and the prompt. With `messages` those take the
@@ -55,13 +55,31 @@ def next_turn(
         given.append(Entry({"role": "user", "content": prompt}))
     if not given:
         raise MessagesError("no messages and no prompt")
+    # What the model said goes back in the provider's own form, which the task never saw.
+    native = {_key(entry.message): entry.native for entry in history if entry.native is not None}
+    given = [Entry(entry.message, native.get(_key(entry.message))) for entry in given]
     known = 0
     for entry, old in zip(given, history, strict=False):
-        if entry.message != old.message:
+        if _key(entry.message) != _key(old.message):
             break
-        given[known] = old  # the provider's own form of it
         known += 1
     return Turn(tuple(given), tuple(entry.message for entry in given[known:]))
+
+
+def _key(message: Message) -> tuple[str, ...]:
+    """What a message says, however its JSON is spelled: a task writes the answer down again itself."""
+    calls: list[str] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            parsed = parse_arguments(arguments)
+            arguments = arguments if parsed is None else parsed
+        calls += [str(call.get("id")), str(function.get("name")), repr(arguments)]
+    content = message.get("content")
+    said = content if isinstance(content, str) else repr(content or "")
+    said = "" if said == repr("") else said
+    return (message["role"], said, str(message.get("tool_call_id") or ""), *calls)
 
 
 def _checked(row: Any) -> Message:
@@ -86,9 +104,7 @@ def _unanswered(history: Sequence[Entry]) -> list[Message]:
     if not history:
         return []
     calls = history[-1].message.get("tool_calls") or ()
-    return [
-        {"role": "tool", "tool_call_id": call["id"], "content": UNANSWERED} for call in calls
-    ]
+    return [{"role": "tool", "tool_call_id": call["id"], "content": UNANSWERED} for call in calls]
 
 
 def message_text(message: Message) -> str:
@@ -99,9 +115,7 @@ def message_text(message: Message) -> str:
     if not isinstance(content, Sequence):
         return ""
     return "".join(
-        part["text"]
-        for part in content
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)
     )
 
 

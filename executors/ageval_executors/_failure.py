@@ -42,7 +42,7 @@ _SPENT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_r
 MESSAGE_LIMIT = 2000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallFailedError(Exception):
     """A call gave no answer. `error` is the token of `AgentResult.error`; nothing here holds a key."""
 
@@ -94,9 +94,7 @@ def error_in_answer(body: Mapping[str, Any]) -> CallFailedError:
     transient = word in _PASSING or (status is not None and (status in _TRY_AGAIN or status >= 500))
     metadata = {"provider_code": word} if word else {}
     name = word or (str(status) if status is not None else "unknown")
-    return CallFailedError(
-        f"ProviderError:{bounded(name, 80)}", transient, _message(row), metadata=metadata
-    )
+    return CallFailedError(f"ProviderError:{bounded(name, 80)}", transient, _message(row), metadata=metadata)
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from ageval_executors._failure import CallFailedError, http_error, protocol_error
 from ageval_executors._sse import EventReader
-from ageval_executors._text import bounded, encode_json, mend
+from ageval_executors._text import bounded, mend
 
 if TYPE_CHECKING:
     import ssl
@@ -28,7 +29,21 @@ MAX_ERROR = 64 * 1024
 CONNECT_SECONDS = 30.0
 DRAIN_SECONDS = 0.2
 
-Take = Callable[[Mapping[str, Any]], bool]
+
+class Sink(Protocol):
+    """What takes an answer as it arrives."""
+
+    def event(self, data: Mapping[str, Any]) -> bool:
+        """A piece of a stream; True when the answer is complete."""
+        ...
+
+    def document(self, data: Mapping[str, Any]) -> bool:
+        """A whole answer; False when it is not one."""
+        ...
+
+    def ended(self) -> bool:
+        """The stream is over without an end marker; True when the answer is complete all the same."""
+        ...
 
 
 def is_loopback(url: str) -> bool:
@@ -62,28 +77,26 @@ class ModelClient:
 
     async def post(
         self,
-        body: Mapping[str, Any],
+        content: bytes,
         headers: Mapping[str, str],
+        into: Sink,
         *,
         silence: float | None,
-        event: Take,
-        document: Take,
     ) -> None:
-        """Send `body` and hand over what comes: each event of a stream, or one whole document.
+        """Send `content` and hand what comes over to `into`: the events of a stream, or one document.
 
-        `event` and `document` return True when the answer is complete. `silence` is how many seconds
-        may pass without a byte. Redirects are never followed: the key belongs to this host alone.
-        Raises `CallFailedError`.
+        `silence` is how many seconds may pass without a byte. Redirects are never followed: the key
+        belongs to this host alone. Raises `CallFailedError`.
         """
+        client = await self._open()
         import httpx
 
-        client = await self._open()
         timeout = httpx.Timeout(silence, connect=CONNECT_SECONDS)
         try:
             async with client.stream(
-                "POST", self.url, content=encode_json(body), headers=dict(headers), timeout=timeout
+                "POST", self.url, content=content, headers=dict(headers), timeout=timeout
             ) as response:
-                await _receive(response, event, document)
+                await _receive(response, into)
         except httpx.ReadTimeout as error:
             raise CallFailedError(
                 "model_silent",
@@ -92,14 +105,16 @@ class ModelClient:
                 status="timeout",
                 gap="lost_on_timeout",
             ) from error
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise CallFailedError("base_url_invalid", False, bounded(str(error), 500)) from error
         except httpx.HTTPError as error:
-            name = type(error).__name__
-            raise CallFailedError(f"TransportError:{name}", True, bounded(mend(str(error)), 500)) from error
+            name, message = type(error).__name__, bounded(mend(str(error)), 500)
+            raise CallFailedError(f"TransportError:{name}", True, message) from error
 
     async def _open(self) -> httpx.AsyncClient:
         if self._client is None:
-            import httpx
-
+            # Half a second of imports, which must not hold up the other sessions on the loop.
+            httpx = await asyncio.to_thread(importlib.import_module, "httpx")
             secure = urlsplit(self.url).scheme == "https"
             self._client = httpx.AsyncClient(
                 # The certificates are read from disk, once a process and not on the event loop.
@@ -119,7 +134,7 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-async def _receive(response: httpx.Response, event: Take, document: Take) -> None:
+async def _receive(response: httpx.Response, into: Sink) -> None:
     chunks = response.aiter_bytes()
     if response.status_code != 200:
         raise await _refusal(response, chunks)
@@ -128,26 +143,36 @@ async def _receive(response: httpx.Response, event: Take, document: Take) -> Non
     if "event-stream" not in kind and "json" not in kind:
         first = await _first(chunks)  # some servers do not say what they send
     if "json" in kind or first.startswith(b"{"):
-        if not document(_object((first + await _rest(chunks, MAX_ANSWER)).decode("utf-8", "replace"))):
-            raise protocol_error("the answer is not one of this API")
+        text = (first + await _rest(chunks, MAX_ANSWER)).decode("utf-8", "replace")
+        if not _hand_over(into.document, _object(text)):
+            raise protocol_error(f"not an answer of this API: {bounded(mend(text), 200)}")
     elif "event-stream" in kind or first.startswith((b"data:", b"event:", b":")):
-        await _stream(chunks, first, event)
+        await _stream(chunks, first, into)
     else:
         text = mend((first + await _rest(chunks, MAX_ERROR, cut=True)).decode("utf-8", "replace"))
         raise protocol_error(f"status 200 with {kind or 'no type'}: {bounded(text.strip(), 300)}")
 
 
-async def _stream(chunks: AsyncIterator[bytes], first: bytes, event: Take) -> None:
+def _hand_over(take: Callable[[Mapping[str, Any]], bool], data: Mapping[str, Any]) -> bool:
+    """Give `data` to its reader, which takes the shapes of the API for granted."""
+    try:
+        return take(data)
+    except (AttributeError, TypeError, KeyError, IndexError) as error:
+        raise protocol_error(f"an unexpected shape: {bounded(mend(repr(error)), 200)}") from error
+
+
+async def _stream(chunks: AsyncIterator[bytes], first: bytes, into: Sink) -> None:
     reader = EventReader()
     seen = 0
     total = len(first)
 
-    def take(texts: Any) -> bool:
+    def take(texts: Iterable[str]) -> bool:
         nonlocal seen
         for text in texts:
             seen += 1
             # Chat Completions ends with a word that is no JSON.
-            if event({"type": "[DONE]"} if text.strip() == "[DONE]" else _object(text)):
+            last = text.strip() == "[DONE]"
+            if _hand_over(into.event, {"type": "[DONE]"} if last else _object(text)):
                 return True
         return False
 
@@ -162,7 +187,7 @@ async def _stream(chunks: AsyncIterator[bytes], first: bytes, event: Take) -> No
         done = take(reader.feed(chunk))
     if done:
         await _drain(chunks)
-    elif not take(reader.flush()):
+    elif not take(reader.flush()) and not into.ended():
         if seen == 0:
             raise protocol_error("the stream holds no event")
         raise CallFailedError("stream_cut", True, "the stream ended without its end marker")
@@ -204,10 +229,11 @@ async def _rest(chunks: AsyncIterator[bytes], limit: int, *, cut: bool = False) 
 async def _refusal(response: httpx.Response, chunks: AsyncIterator[bytes]) -> CallFailedError:
     raw = (await _rest(chunks, MAX_ERROR, cut=True)).decode("utf-8", "replace")
     status = response.status_code
-    if 200 < status < 400:
-        return CallFailedError(
-            f"HTTPError:{status}", False, "the server redirects; a key is sent to one host only"
-        )
+    if 300 <= status < 400:
+        message = "the server redirects; a key is sent to the configured host only"
+        return CallFailedError(f"HTTPError:{status}", False, message)
+    if status < 300:
+        return protocol_error(f"status {status} in place of an answer")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):

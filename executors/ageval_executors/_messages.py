@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ageval_executors._answer import Answer, RawCall, parse_arguments
+from ageval_executors._answer import Answer, RawCall
 from ageval_executors._conversation import MessagesError, message_text, tool_function
 from ageval_executors._failure import error_in_answer
+from ageval_executors._text import parse_arguments
 from ageval_executors._usage import anthropic_usage
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ _STATUS: Mapping[str, AgentStatus] = {
 }
 
 
-def messages_body(
-    entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
+def messages_body(entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """The request without the model and its parameters. Raises `MessagesError`.
 
     System messages move to the field of their own that this API has. Neighbours of one role become one
@@ -158,8 +157,7 @@ class MessagesAnswer(Answer):
         return True
 
     def _head(self, message: Mapping[str, Any]) -> None:
-        self.id = message.get("id") or self.id
-        self.model = message.get("model") or self.model
+        self.head(message)
         self._count(message.get("usage"))
 
     def _count(self, row: Any) -> None:
@@ -177,7 +175,7 @@ class MessagesAnswer(Answer):
             self.add("thought", block.get("thinking"))
         elif kind == "tool_use":
             given = block.get("input")
-            call = RawCall(block.get("id", ""), block.get("name", ""))
+            call = RawCall(str(block.get("id", "")), str(block.get("name", "")))
             call.arguments = json.dumps(given) if given else ""
             self.calls.append(call)
         self._content.append(block)
@@ -213,5 +211,5 @@ class MessagesAnswer(Answer):
             if call is not None:
                 block["id"] = call.id
                 block["input"] = parse_arguments(call.arguments) or {}
-        empty = {"type": "text", "text": ""}
-        return [block for block in self._content if {**block, "citations": None} != {**empty, "citations": None}]
+        # The API refuses the empty text that it sometimes sends itself.
+        return [row for row in self._content if row.get("type") != "text" or row.get("text")]

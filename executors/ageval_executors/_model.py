@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ageval_executors._conversation import Entry, MessagesError, next_turn
 from ageval_executors._failure import CallFailedError
 from ageval_executors._http import ModelClient, is_loopback
-from ageval_executors._text import bounded
+from ageval_executors._text import bounded, encode_json
 from pytest_ageval.executor import AgentResult, Executor, Usage
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Seconds that one call may take when the model's ``timeout`` is not set.
 DEFAULT_TIMEOUT = 600.0
+
+#: Characters of the provider's own usage object that are kept beside the figures made of it.
+USAGE_LIMIT = 2000
 
 
 class ModelExecutor(Executor):
@@ -58,9 +61,7 @@ class ModelExecutor(Executor):
         """The headers of the API, the credential among them."""
 
     @abc.abstractmethod
-    def body(
-        self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None
-    ) -> dict[str, Any]:
+    def body(self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """The request. Raises `MessagesError`."""
 
     @abc.abstractmethod
@@ -84,7 +85,7 @@ class ModelExecutor(Executor):
             turn = next_turn(self._history, prompt, messages)
             body = self.body(turn.entries, tools)
         except MessagesError as error:
-            return AgentResult(ok=False, error=f"messages_invalid: {error}", infrastructure=True)
+            return self._refused("messages_invalid", str(error))
         self._step += 1
         self.session.activity.model_turn_started(self._step, delta_messages=turn.new)
         answer = self.answer()
@@ -94,8 +95,9 @@ class ModelExecutor(Executor):
             return self._failed(failure, answer)
         except asyncio.CancelledError:
             result = self._ended(answer)
-            if not self._cancelled:
-                raise
+            task = asyncio.current_task()
+            if not self._cancelled or (task is not None and task.cancelling()):
+                raise  # it is the caller that was cancelled
             return result
         return self._done(turn, answer)
 
@@ -126,13 +128,8 @@ class ModelExecutor(Executor):
         silence = self.session.model.watchdog if body.get("stream") else None
         try:
             async with asyncio.timeout(limit):
-                await self.client.post(
-                    body,
-                    self.headers(self.session.api_key),
-                    silence=silence,
-                    event=answer.event,
-                    document=answer.document,
-                )
+                headers = self.headers(self.session.api_key)
+                await self.client.post(encode_json(body), headers, answer, silence=silence)
         except TimeoutError as error:
             raise CallFailedError(
                 "model_timeout",
@@ -145,21 +142,24 @@ class ModelExecutor(Executor):
     def _credential_problem(self) -> AgentResult | None:
         key, name = self.session.api_key, self.session.api_key_name or self.default_api_key_name
         if not key and not is_loopback(self.base_url):
-            return AgentResult(
-                ok=False,
-                error="missing_credential",
-                infrastructure=True,
-                metadata={"message": f"no key for {self.kind}: set api_key: ${{{name}}}"},
-            )
+            message = f"no key for {self.kind}: set api_key: ${{{name}}} and the variable {name}"
+            return self._refused("missing_credential", message)
         # Said here: the HTTP library's own message for such a header shows the header.
         if key and not (key.isascii() and key.isprintable() and " " not in key):
-            return AgentResult(
-                ok=False,
-                error="credential_invalid",
-                infrastructure=True,
-                metadata={"message": f"{name} holds characters that no key has (a line end?)"},
-            )
+            message = f"{name} holds characters that no key has (a line end?)"
+            return self._refused("credential_invalid", message)
         return None
+
+    @staticmethod
+    def _refused(error: str, message: str) -> AgentResult:
+        """Nothing was sent, and nothing would change if it were tried again."""
+        return AgentResult(
+            ok=False,
+            error=error,
+            status="crashed",
+            infrastructure=True,
+            metadata={"message": message},
+        )
 
     # -- what came of it --------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class ModelExecutor(Executor):
         metadata: dict[str, Any] = {"api": self.session.model.api or "chat"}
         if answer.id:
             metadata["response_id"] = bounded(answer.id, 200)
-        if answer.usage_row is not None:
+        if answer.usage_row is not None and len(repr(answer.usage_row)) <= USAGE_LIMIT:
             metadata["usage_reported"] = answer.usage_row
         if broken:
             metadata["invalid_arguments"] = broken
@@ -230,9 +230,7 @@ class ModelExecutor(Executor):
         """The call was cancelled: nobody will send it again, so that its part is the answer's record."""
         partial = answer.joined("assistant")
         self._emit_text(answer)
-        self.session.activity.model_turn_aborted(
-            self._step, reason="cancelled", partial_text=partial
-        )
+        self.session.activity.model_turn_aborted(self._step, reason="cancelled", partial_text=partial)
         return AgentResult(
             text=partial,
             ok=False,

@@ -122,8 +122,7 @@ class ResponsesAnswer(Answer):
         return True
 
     def _head(self, data: Mapping[str, Any]) -> None:
-        self.id = data.get("id") or self.id
-        self.model = data.get("model") or self.model
+        self.head(data)
         self.usage_row = data.get("usage") or self.usage_row
 
     def _item(self, item: Mapping[str, Any]) -> None:
@@ -137,8 +136,9 @@ class ResponsesAnswer(Answer):
             for part in item.get("summary") or item.get("content") or []:
                 self.add("thought", part.get("text"))
         elif kind == "function_call":
-            call_id = item.get("call_id") or item.get("id") or ""
-            self.calls.append(RawCall(call_id, item.get("name", ""), item.get("arguments") or ""))
+            call_id = str(item.get("call_id") or item.get("id") or "")
+            arguments = str(item.get("arguments") or "")
+            self.calls.append(RawCall(call_id, str(item.get("name", "")), arguments))
 
     def usage(self) -> Usage:
         """See `Answer`."""

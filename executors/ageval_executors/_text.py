@@ -38,3 +38,14 @@ def encode_json(value: Any) -> bytes:
 def bounded(text: str, limit: int) -> str:
     """The first `limit` characters, and a mark if there were more."""
     return text if len(text) <= limit else f"{text[:limit]} [... cut]"
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments as an object; none at all count as an empty one; None if they are something else."""
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return mend_json(found) if isinstance(found, dict) else None

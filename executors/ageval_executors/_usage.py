@@ -61,20 +61,27 @@ def openai_usage(row: Any, source: str) -> Usage:
     except (_NoCountError, AttributeError):
         return Usage(source=source, unavailable="parse_failed")
     if prompt is None or output is None:
+        known = prompt is not None or output is not None
         return Usage(
-            prompt,
-            output,
-            cached,
-            None,
-            reasoning,
-            cost,
-            source,
-            "partial" if (prompt, output) != (None, None) else "not_reported",
+            prompt_tokens=prompt,
+            completion_tokens=output,
+            cached_tokens=cached,
+            reasoning_tokens=reasoning,
+            cost_usd=cost,
+            source=source,
+            unavailable="partial" if known else "not_reported",
         )
     counted = _settle(prompt, output, cached or 0, reasoning or 0, total)
     if counted is None:
         return Usage(cost_usd=cost, source=source, unavailable="ambiguous")
-    return Usage(counted[0], counted[1], cached, None, reasoning, cost, source)
+    return Usage(
+        prompt_tokens=counted[0],
+        completion_tokens=counted[1],
+        cached_tokens=cached,
+        reasoning_tokens=reasoning,
+        cost_usd=cost,
+        source=source,
+    )
 
 
 def _first(row: Mapping[str, Any], *paths: tuple[str, ...]) -> int | None:
@@ -93,9 +100,7 @@ def _settle(
     if inclusive and total in (None, prompt + output):
         return prompt, output
     if total is None:
-        return prompt + (cached if cached > prompt else 0), output + (
-            reasoning if reasoning > output else 0
-        )
+        return prompt + (cached if cached > prompt else 0), output + (reasoning if reasoning > output else 0)
     for added_cache in (0, cached):
         for added_reasoning in (0, reasoning):
             found = prompt + added_cache, output + added_reasoning
@@ -117,6 +122,12 @@ def anthropic_usage(row: Any, *, whole: bool = True) -> Usage:
         return Usage(source="anthropic", unavailable="parse_failed")
     if fresh is None and output is None:
         return Usage(source="anthropic", unavailable="not_reported")
-    prompt = None if fresh is None else fresh + (read or 0) + (written or 0)
-    gap = None if whole and None not in (prompt, output) else "partial"
-    return Usage(prompt, output, read, written, None, None, "anthropic", gap)  # type: ignore[arg-type]
+    prompt = None if fresh is None else fresh
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        cached_tokens=read,
+        cache_write_tokens=written,
+        source="anthropic",
+        unavailable=None if whole and None not in (prompt, output) else "partial",
+    )

@@ -57,9 +57,7 @@ class AnthropicExecutor(ModelExecutor):
         }
         return {**found, "x-api-key": key} if key else found
 
-    def body(
-        self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None
-    ) -> dict[str, Any]:
+    def body(self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """See `ModelExecutor`."""
         body = {
             "model": self.model_id,

@@ -65,9 +65,7 @@ class OpenAIExecutor(ModelExecutor):
         found = {"content-type": "application/json"}
         return {**found, "authorization": f"Bearer {key}"} if key else found
 
-    def body(
-        self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None
-    ) -> dict[str, Any]:
+    def body(self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """See `ModelExecutor`."""
         build = responses_body if self._responses else chat_body
         body = {"model": self.model_id, **build(entries, tools, stream=self.options.stream)}

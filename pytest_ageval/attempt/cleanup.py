@@ -18,18 +18,15 @@ BOX_SECONDS = 8.0
 
 
 async def cleanup(attempt: Attempt) -> None:
-    """Stop everything that still runs, write result.json, give the evidence away."""
+    """Stop everything that still runs; `settle` then writes the result."""
     facts: list[dict[str, Any]] = []
-    try:
-        if attempt.service is not None and not attempt.service.sealed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(attempt.service.seal(), SESSIONS_SECONDS)
-        await stop_box(attempt, facts)
-        await slots.call(attempt, "cleanup_report", facts)
-        for fact in facts:
-            attempt.fact(fact["name"], fact.get("detail"))
-    finally:
-        settle(attempt)
+    if attempt.service is not None and not attempt.service.sealed:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(attempt.service.seal(), SESSIONS_SECONDS)
+    await stop_box(attempt, facts)
+    await slots.call(attempt, "cleanup_report", facts)
+    for fact in facts:
+        attempt.fact(fact["name"], fact.get("detail"))
 
 
 async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
@@ -47,7 +44,7 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
 
 
 def settle(attempt: Attempt) -> None:
-    """result.json exists only for an attempt that ran to an end: not for an interrupted one."""
+    """Write the result and give the evidence away. result.json exists only for an attempt that ran to an end: not for an interrupted one."""
     try:
         if attempt.error is None or attempt.error.title != "interrupted":
             attempt.evidence.write_result(attempt.outcome.as_dict())

@@ -155,10 +155,13 @@ class Attempt:
         if self.settled:
             return
         self.settled = True
-        from pytest_ageval.attempt.cleanup import cleanup
+        from pytest_ageval.attempt.cleanup import cleanup, settle
 
-        with self.in_phase("cleanup", None):
-            await cleanup(self)
+        try:
+            with self.in_phase("cleanup", None):
+                await cleanup(self)
+        finally:
+            settle(self)
 
     @contextmanager
     def in_phase(self, name: str, budget: float | None) -> Iterator[None]:

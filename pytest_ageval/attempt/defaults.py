@@ -52,16 +52,18 @@ async def run_setup_script(attempt: Attempt) -> None:
     source = attempt.locked.directory("environment")
     if source is None or not (source / "setup.sh").is_file():
         return
-    from pytest_ageval.box import ENVIRONMENT, WORKSPACE
+    from pytest_ageval.box import ENVIRONMENT
 
     script = attempt.raw_box.visible_path(f"{ENVIRONMENT}/setup.sh")
-    done = await attempt.raw_box.exec(["sh", script], cwd=WORKSPACE, timeout=attempt.clock.remaining())
-    attempt.evidence.fact("environment", "environment_setup", {"exit_code": done.exit_code})
+    done = await attempt.raw_box.exec(["sh", script], cwd=ENVIRONMENT, timeout=attempt.clock.remaining())
+    attempt.fact("environment_setup", {"exit_code": done.exit_code})
+    if done.timed_out:
+        raise BoxError("environment_timeout", "environment/setup.sh was still running")
     if not done.ok:
         raise BoxError(
             "environment_setup_failed",
             f"environment/setup.sh exited {done.exit_code}",
-            detail=(done.stderr or done.stdout)[-2000:] or None,
+            detail=attempt.redactor.text((done.stderr or done.stdout)[-2000:]) or None,
         )
 
 

@@ -146,7 +146,7 @@ def read_agent(path: Path) -> AgentPackage:
         file = convert(data, AgentFile, source)
     except ConfigError as error:
         raise model_error(error) from None
-    check_row(file.binding, source, "/binding")
+    check_row(file.binding, source, "/binding", needs_model_id=False)
     if file.binding.executor is None:
         raise source.error("missing_binding", "binding.executor is missing", "/binding")
     if file.binding.agent_ref is not None:

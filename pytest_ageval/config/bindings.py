@@ -1,9 +1,9 @@
-"""Who plays a role: an agent package or a profile, with the command line's changes, checked against the executor."""
+"""Who plays a role: an agent package or a profile, changed by the command line, checked by the executor."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.agents import Kinds, agent_name, load_agent
@@ -53,6 +53,14 @@ class Origin:
     root: Path | None
     agent: str | None = None
     agent_ref: str | None = None
+    #: Where each value of the row comes from, by its pointer in the row.
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def error(self, code: str, message: str, pointer: str = "", hint: str | None = None) -> ConfigError:
+        """A ConfigError at `pointer` of the row: in the file, or in the option that set the value."""
+        label = self.labels.get(pointer, self.label)
+        source = self.source if label == self.label else Source(None, f"option from {label}")
+        return source.error(code, message, self.at + pointer, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,12 @@ def bind_role(
     """The binding of `role`. Raises ConfigError: see the reference of error codes."""
     profiles = load_profiles(dataset, job.profiles)
     row, origin = _row(role, task, dataset, profiles, variant, registry)
-    sources = {pointer: origin.label for pointer in _leaves(row)}
+    sources = dict.fromkeys(_leaves(row), origin.label)
     for pointer, value, label in _changes(role, row, variant, job):
         _put(row, pointer, value)
         sources = {p: s for p, s in sources.items() if not p.startswith(join_pointer(*pointer))}
         sources |= dict.fromkeys(_leaves(value, pointer), label)
+    origin = replace(origin, labels=sources)
     profile = _checked(row, origin, sources)
     if profile.executor is None:
         raise _unbound(role, task, dataset, origin)
@@ -108,7 +117,7 @@ def bind_role(
     api_key, base_url, defaults = _routing(profile, cls, dataset)
     url = None
     if base_url is not None:
-        url = expand_base_url(base_url, dataset, origin.source, f"{origin.at}/base_url")
+        url = expand_base_url(base_url, dataset, origin, "/base_url")
     binding = Binding(
         role=role,
         executor=profile.executor,
@@ -237,7 +246,7 @@ def _checked(row: dict[str, Any], origin: Origin, sources: Mapping[str, str]) ->
     except ConfigError as error:
         raise model_error(error) from None
     if changed:
-        check_row(profile, source, origin.at)
+        check_row(profile, source, origin.at, needs_model_id=False)
     return profile
 
 
@@ -245,23 +254,23 @@ def _executor(kind: str, origin: Origin, registry: Kinds) -> type[Executor]:
     try:
         return registry.executor(kind)
     except ConfigError as error:
-        raise origin.source.error(error.code, error.message, f"{origin.at}/executor", error.hint) from None
+        raise origin.error(error.code, error.message, "/executor", error.hint) from None
 
 
 def _check_extensions(profile: ProfileRow, origin: Origin, registry: Kinds) -> None:
     """A row must name something that is there, and its options must have a reader."""
     known = {*registry.plugin_ids(), "default"}
     for index, row in enumerate(profile.extensions or ()):
-        at = f"{origin.at}/extensions/{index}"
+        at = f"/extensions/{index}"
         if row.plugin not in known:
-            raise origin.source.error(
+            raise origin.error(
                 "unknown_plugin",
                 f"there is no plugin {row.plugin!r}; known: {listed(known)}",
                 f"{at}/plugin",
                 did_you_mean(row.plugin, known),
             )
         if row.options and row.plugin in registry.box_kinds():
-            raise origin.source.error(
+            raise origin.error(
                 "invalid_schema",
                 f"options of the box {row.plugin} are not read from extensions",
                 f"{at}/options",
@@ -285,20 +294,20 @@ def _routing(
 
 
 def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpec:
-    at = f"{origin.at}/model"
+    at = "/model"
     table = profile.model
     if table is None or table.id is None:
         if cls.requires_model:
-            raise origin.source.error(
+            raise origin.error(
                 "model_config",
                 f"the executor {profile.executor} needs a model",
-                origin.at,
+                "",
                 "name it with --model, or as model.id",
             )
         if table is None:
             return ModelSpec()
     if table.api is not None and table.api not in cls.supported_apis:
-        raise origin.source.error(
+        raise origin.error(
             "model_config",
             f"the executor {profile.executor} has no api {table.api!r}; it has: {listed(cls.supported_apis)}",
             f"{at}/api",
@@ -307,7 +316,7 @@ def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpe
     settings = {"reasoning_effort": effort, "timeout": table.timeout, "watchdog": table.watchdog}
     for name, value in settings.items():
         if value is not None and name not in cls.supported_model_fields:
-            raise origin.source.error(
+            raise origin.error(
                 "model_config",
                 f"the executor {profile.executor} has no {name.replace('_', ' ')}; "
                 f"it takes: {listed(cls.supported_model_fields)}",
@@ -315,11 +324,11 @@ def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpe
             )
     for name in table.extra or {}:
         if name not in cls.extra_allowlist:
-            raise origin.source.error(
+            raise origin.error(
                 "model_config",
                 f"the executor {profile.executor} does not pass {name!r} on; "
                 f"it passes: {listed(cls.extra_allowlist)}",
-                join_pointer(*at.split("/")[1:], "extra", name),
+                at + join_pointer("extra", name),
                 did_you_mean(name, cls.extra_allowlist),
             )
     return ModelSpec(table.id, table.api, effort, table.timeout, table.watchdog, dict(table.extra or {}))
@@ -328,11 +337,11 @@ def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpe
 def _options(profile: ProfileRow, cls: type[Executor], origin: Origin) -> dict[str, Any]:
     """The executor's options: those of the profile, then those of its own row of ``extensions``."""
     options: dict[str, Any] = dict(profile.options or {})
-    places = dict.fromkeys(options, f"{origin.at}/options")
+    places = dict.fromkeys(options, "/options")
     for index, row in enumerate(profile.extensions or ()):
         if row.plugin == profile.executor:
             options.update(row.options or {})
-            places.update(dict.fromkeys(row.options or {}, f"{origin.at}/extensions/{index}/options"))
+            places.update(dict.fromkeys(row.options or {}, f"/extensions/{index}/options"))
     check_service_options(options, places, origin)
     own = {name: value for name, value in options.items() if name not in SERVICE_OPTIONS}
     try:
@@ -347,7 +356,7 @@ def check_service_options(options: Mapping[str, Any], places: Mapping[str, str],
     for name in SERVICE_OPTIONS & options.keys():
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise origin.source.error(
+            raise origin.error(
                 "invalid_schema",
                 f"{name} must be an integer >= 0 (seconds); found {value!r}",
                 f"{places[name]}/{name}",
@@ -363,7 +372,5 @@ def _option_error(
     code, hint = error.code, error.hint
     if name in _MODEL_OPTIONS and error.message.startswith("unknown key"):
         code, hint = "model_config", f"write it as {_MODEL_OPTIONS[name]}"
-    where = places.get(name, f"{origin.at}/options")
-    return origin.source.error(
-        code, f"options of {executor}: {error.message}", where + pointer.rstrip("/"), hint
-    )
+    where = places.get(name, "/options")
+    return origin.error(code, f"options of {executor}: {error.message}", where + pointer.rstrip("/"), hint)

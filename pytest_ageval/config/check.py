@@ -37,7 +37,12 @@ class Source:
 
     def __init__(self, path: Path | None, shown: str | None = None) -> None:
         self.path = path
-        self.shown = shown if path is None else display(path)
+        self._shown = shown
+
+    @property
+    def shown(self) -> str | None:
+        """The file as the user knows it."""
+        return self._shown if self.path is None else display(self.path)
 
     def error(
         self, code: str, message: str, pointer: str | None = None, hint: str | None = None

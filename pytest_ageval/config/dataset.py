@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,19 @@ PROFILES = "profiles.yaml"
 
 #: Keys of a task that are often written into the data set's file by mistake.
 _TASK_KEYS = frozenset(
-    ("task_id", "parameters", "agent_profiles", "environment", "requires", "limits", "artifacts")
-    + ("evaluation",)
+    {
+        "task_id",
+        "parameters",
+        "agent_profiles",
+        "environment",
+        "requires",
+        "limits",
+        "artifacts",
+        "evaluation",
+    }
 )
+
+_SHARED_SECONDS = 1.0
 
 Signature = tuple[int, int, int]
 
@@ -43,7 +54,7 @@ class Dataset:
     prepare: str | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
     rootdir: Path | None = None
-    _memo: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _memo: list[tuple[float, str]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def env_files(self) -> tuple[Path, ...]:
@@ -57,17 +68,19 @@ class Dataset:
     def shared_digest(self) -> str:
         """The digest of what every task can see: the manifest without its description, and ``shared/``.
 
-        Computed once for the session.
+        ``shared/`` is walked at most once in `_SHARED_SECONDS`, however many tasks are locked.
         """
-        if "shared" not in self._memo:
+        now = time.monotonic()
+        if not self._memo or now - self._memo[0][0] > _SHARED_SECONDS:
             shared = self.root / "shared"
-            self._memo["shared"] = digest_of(
+            digest = digest_of(
                 {
                     "manifest": {k: v for k, v in self.manifest.items() if k != "description"},
                     "shared": tree_digest(shared) if shared.is_dir() else None,
                 }
             )
-        return self._memo["shared"]
+            self._memo[:] = [(now, digest)]
+        return self._memo[0][1]
 
     def task_ids(self) -> list[str]:
         """The names of the directories of ``tasks/`` that hold a ``task.yaml``, sorted."""

@@ -40,6 +40,14 @@ class HasEnvFiles(Protocol):
         ...
 
 
+class Located(Protocol):
+    """Makes errors that name a place."""
+
+    def error(self, code: str, message: str, pointer: str, hint: str | None = None) -> ConfigError:
+        """A ConfigError at `pointer`."""
+        ...
+
+
 def resolve_secret(name: str, owner: HasEnvFiles) -> str | None:
     """The value of the variable `name`, or None when it is unset or empty everywhere.
 
@@ -122,7 +130,7 @@ def check_base_url(text: str, source: Source, pointer: str) -> str:
     return text.strip()
 
 
-def expand_base_url(text: str, owner: HasEnvFiles, source: Source, pointer: str) -> str:
+def expand_base_url(text: str, owner: HasEnvFiles, source: Located, pointer: str) -> str:
     """`text` with every ``${NAME}`` replaced. ConfigError ``unset_variable`` names one that is unset."""
 
     def value(match: re.Match[str]) -> str:
@@ -155,7 +163,7 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _split_url(text: str, source: Source, pointer: str) -> SplitResult:
+def _split_url(text: str, source: Located, pointer: str) -> SplitResult:
     """The parts of an http(s) URL. A URL that is refused is not shown: it may hold a password."""
     try:
         parts = urlsplit(text.strip())

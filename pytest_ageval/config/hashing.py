@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SKIPPED_DIRS = frozenset({"__pycache__", ".git"})
-_CHUNK = 1 << 20
+#: A file that was changed so recently may change again without another time stamp.
+_SETTLED_NS = 100_000_000
 
 _file_digests: dict[tuple[int, int, int, int, int], str] = {}
 
@@ -50,7 +52,8 @@ def file_digest(path: Path) -> str:
         if found is None:
             with path.open("rb") as stream:
                 found = "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
-            _file_digests[key] = found
+            if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
+                _file_digests[key] = found
     except OSError as error:
         raise _unreadable(path, error) from error
     return found
@@ -98,8 +101,3 @@ def _rows(directory: Path, prefix: bytes) -> Iterator[bytes]:
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     reason = error.strerror or printable(str(error))
     return ConfigError("unreadable_file", f"cannot be read: {reason}", file=display(path))
-
-
-def forget() -> None:
-    """Empty the cache."""
-    _file_digests.clear()

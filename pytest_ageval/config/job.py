@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_ageval.config.agents import agent_name
 from pytest_ageval.config.check import Source
 from pytest_ageval.config.env import check_base_url
-from pytest_ageval.config.where import did_you_mean, split_pointer
+from pytest_ageval.config.formats import LimitsTable
+from pytest_ageval.config.where import did_you_mean, listed, split_pointer
 from pytest_ageval.config.yamlio import parse_value
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LIMITS = (
-    "wall_time_seconds environment_seconds evaluate_seconds agent_invocations agent_concurrency"
-).split()
+_LIMITS = LimitsTable.__struct_fields__
 _PROFILE_FIELDS = re.compile(
     r"executor|api_key|base_url|model|model/(?:id|api|timeout|watchdog|reasoning/effort|extra/[^/]+)"
     r"|options/[^/]+"
@@ -89,7 +88,7 @@ class JobOptions:
 
     @classmethod
     def gather(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> JobOptions:
-        """Options from a command line (`given`, None or empty where nothing was given), else from ``AGEVAL_*``."""
+        """Options from a command line (`given`; None or empty: not given), else from ``AGEVAL_*``."""
         table = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -180,9 +179,13 @@ def _refusal(tokens: tuple[str, ...]) -> str | None:
         if rest[0] in _LIMITS:
             return None
         return did_you_mean(rest[0], _LIMITS) or f"limits are {', '.join(_LIMITS)}"
-    if head == "agent_profiles" and len(rest) >= 2 and (rest[0] == "*" or _ROLE.fullmatch(rest[0])):
-        if _PROFILE_FIELDS.fullmatch("/".join(rest[1:])):
-            return None
+    if (
+        head == "agent_profiles"
+        and len(rest) >= 2
+        and (rest[0] == "*" or _ROLE.fullmatch(rest[0]))
+        and _PROFILE_FIELDS.fullmatch("/".join(rest[1:]))
+    ):
+        return None
     return (
         "these may be set: /parameters/NAME, /limits/NAME (lower only), "
         "/agent_profiles/ROLE/{executor,model,api_key,base_url,model/...,options/NAME}"
@@ -218,12 +221,31 @@ def plan_variants(job: JobOptions) -> list[Variant]:
     choices: list[list[str | None]] = [*axes.values(), list(job.models) or [None], list(job.boxes) or [None]]
     combinations = list(itertools.product(*choices))
     varying = [index for index, values in enumerate(choices) if len(values) > 1]
-    names = _unique([_name(job, axes, row, varying) for row in combinations])
+    names = _unique([_name(axes, row, varying) for row in combinations])
     return [
         _variant(axes, row, attempt, name if job.attempts == 1 else f"{name}-{attempt}")
         for row, name in zip(combinations, names, strict=True)
         for attempt in range(1, job.attempts + 1)
     ]
+
+
+def check_roles(job: JobOptions, declared: Iterable[str]) -> None:
+    """ConfigError ``unknown_profile`` when an option names a role that none of the tasks declares.
+
+    `declared` are the roles of all tasks of the run: a role that only some of them have is fine.
+    """
+    roles = set(declared)
+    named = {f"--agent {role}=...": role for role in _agent_axes(job.agents) if role}
+    for override in job.overrides:
+        if override.tokens[0] == "agent_profiles" and override.tokens[1] != "*":
+            named[f"--set {override.pointer}"] = override.tokens[1]
+    for option, role in named.items():
+        if role not in roles:
+            raise ConfigError(
+                "unknown_profile",
+                f"{option}: no task has a role {role!r}; roles are: {listed(roles)}",
+                hint=did_you_mean(role, roles),
+            )
 
 
 def _agent_axes(agents: Sequence[str]) -> dict[str, list[str | None]]:
@@ -243,12 +265,7 @@ def _agent_axes(agents: Sequence[str]) -> dict[str, list[str | None]]:
     return axes
 
 
-def _name(
-    job: JobOptions,
-    axes: Mapping[str, Sequence[str | None]],
-    row: Sequence[str | None],
-    varying: Sequence[int],
-) -> str:
+def _name(axes: Mapping[str, Sequence[str | None]], row: Sequence[str | None], varying: Sequence[int]) -> str:
     """The parts of `row` that differ from row to row; the agent's (or the box's) name when none does."""
     if varying:
         parts = [_safe(row[index], index < len(axes)) for index in varying]

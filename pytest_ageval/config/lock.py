@@ -1,4 +1,4 @@
-"""The lock: one task, one variant, every value decided, checked and named by a digest, before anything starts."""
+"""The lock: every value of one attempt is decided, checked and named by a digest, before anything starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def lock_task(
     box, box_class, box_rows = _box(profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
     _check_capabilities(task, box, box_class, bounds)
-    _check_evaluate_host(task, profiles, box)
+    references = task.references()
+    _check_evaluate_host(task, profiles, box, references)
     if credentials:
         for bound in bounds.values():
             check_credential(bound, dataset)
@@ -82,7 +83,7 @@ def lock_task(
         "limits": asdict(limits),
         "artifacts": [asdict(artifact) for artifact in task.artifacts],
         "evaluation": asdict(task.evaluation),
-        "resolved_references": task.references(),
+        "resolved_references": references,
     }
     if versions := _plugin_versions(box_class, bounds):
         locked["plugins"] = versions
@@ -193,7 +194,9 @@ def _check_capabilities(
             )
 
 
-def _check_evaluate_host(task: TaskDocument, profiles: Profiles, box: BoxBinding) -> None:
+def _check_evaluate_host(
+    task: TaskDocument, profiles: Profiles, box: BoxBinding, references: Mapping[str, str]
+) -> None:
     """An isolated scoring box exists on docker only, and needs a recipe."""
     host = profiles.evaluate_host
     isolated = host.get("isolated") is True
@@ -204,7 +207,7 @@ def _check_evaluate_host(task: TaskDocument, profiles: Profiles, box: BoxBinding
             "/evaluate_host",
         )
     named = task.evaluation.environments
-    recipe = task.evaluation.docker_image or "environment_evaluate_dockerfile" in task.references()
+    recipe = task.evaluation.docker_image or "environment_evaluate_dockerfile" in references
     if isolated and not (recipe or named):
         raise task.source.error(
             "missing_reference",
@@ -382,7 +385,7 @@ def _overlay_row(bound: Bound) -> dict[str, Any]:
         "model": _model(binding) or None,
         "base_url": binding.base_url,
         "api_key": binding.api_key,
-        "label": binding.label,
+        "label": binding.label or binding.agent,
         "agent": binding.agent,
         "agent_ref": binding.agent_ref,
         "options": dict(binding.options) or None,

@@ -75,11 +75,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Who plays one role. `base_url` is a URL or ``${NAME}``; `api_key` is the name of an environment variable."""
+    """Who plays one role. `base_url` is a URL or ``${NAME}``; `api_key` names an environment variable."""
 
     role: str
     executor: str
-    model: ModelSpec = ModelSpec()
+    model: ModelSpec = field(default_factory=ModelSpec)
     base_url: str | None = None
     api_key: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +102,10 @@ class BoxBinding:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Where one locked value came from: `source` is cli, env, ini, profiles.yaml, task.yaml, agent package or default."""
+    """Where one locked value came from.
+
+    `source` is cli, env, ini, profiles.yaml, task.yaml, ``agent package NAME`` or default.
+    """
 
     pointer: str
     source: str
@@ -112,7 +115,10 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class LockedTask:
-    """One task with one complete binding. `document` is what lock.json holds; `digest` is over `document["locked"]`."""
+    """One task with one complete binding.
+
+    `document` is what lock.json holds; `digest` is over ``document["locked"]``.
+    """
 
     dataset_root: Path
     dataset_id: str
@@ -138,6 +144,6 @@ class LockedTask:
     env_files: tuple[Path, ...] = ()
 
     def directory(self, name: str) -> Path | None:
-        """A directory of the task (``data``, ``evaluation``, ``environment``, ``solution``), if it is there."""
+        """A directory of the task (``data``, ``evaluation``, ...), if it is there."""
         found = self.task_root / name
         return found if found.is_dir() else None

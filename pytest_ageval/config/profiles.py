@@ -75,8 +75,8 @@ def _read(path: Path) -> Profiles:
     if unknown := host.get("environment_options", {}).keys() - _SCORING_OPTIONS:
         raise source.error(
             "invalid_schema",
-            f"unknown option {sorted(unknown)[0]!r} of a scoring box; known: {listed(_SCORING_OPTIONS)}",
-            join_pointer("evaluate_host", "environment_options", sorted(unknown)[0]),
+            f"unknown option {min(unknown)!r} of a scoring box; known: {listed(_SCORING_OPTIONS)}",
+            join_pointer("evaluate_host", "environment_options", min(unknown)),
         )
     return Profiles(
         path=path,
@@ -107,13 +107,16 @@ def model_error(error: ConfigError) -> ConfigError:
     )  # fmt: skip
 
 
-def check_row(row: ProfileRow, source: Source, at: str) -> None:
-    """The rules of one profile that its type cannot say."""
+def check_row(row: ProfileRow, source: Source, at: str, *, needs_model_id: bool = True) -> None:
+    """The rules of one profile that its type cannot say.
+
+    A package may leave the model's id to ``--model``; a profile that speaks of a model names it.
+    """
     if row.api_key is not None:
         locator(row.api_key, source, f"{at}/api_key")
     if row.base_url is not None:
         check_base_url(row.base_url, source, f"{at}/base_url")
-    if row.model is not None and row.model.id is None:
+    if needs_model_id and row.model is not None and row.model.id is None:
         raise source.error("model_config", "model.id is missing", f"{at}/model")
     for index, overlay in enumerate(row.overlays or ()):
         pointer = f"{at}/overlays/{index}"

@@ -80,10 +80,10 @@ class TaskDocument:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
     requires: frozenset[str] = frozenset()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     limits_set: frozenset[str] = frozenset()
     artifacts: tuple[Artifact, ...] = ()
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = field(default_factory=Evaluation)
     provenance: Mapping[str, Any] | None = None
 
     @property

@@ -63,8 +63,7 @@ _KEYS: dict[tuple[str, str], tuple[str, ...]] = {
             "session_id invoke_request_id step_index delta_messages system_section_deltas"
         ),
         ("model_turn", "completed"): (
-            "session_id invoke_request_id step_index assistant_text thought tool_calls usage "
-            "stop_reason"
+            "session_id invoke_request_id step_index assistant_text thought tool_calls usage stop_reason"
         ),
         ("model_turn", "aborted"): (
             "session_id invoke_request_id step_index partial_text partial_thought reason"
@@ -216,8 +215,7 @@ class Scope:
             assistant_text=text,
             thought=thought or None,
             tool_calls=[
-                {"id": call.id, "name": call.name, "arguments": call.arguments}
-                for call in tool_calls
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in tool_calls
             ],
             usage=(usage or Usage(unavailable="not_reported")).as_dict(),
             stop_reason=stop_reason,

@@ -46,10 +46,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth >= _DEPTH_LIMIT:
         return "[nested too deep]"
     if isinstance(value, Mapping):
-        return {
-            key if type(key) is str else _key(key): plain(item, depth + 1)
-            for key, item in value.items()
-        }
+        return {key if type(key) is str else _key(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value]
     return _other(value, depth)
@@ -100,9 +97,7 @@ def document_bytes(value: Any) -> bytes:
     return utf8(text) + b"\n"
 
 
-_LINE = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-).encode
+_LINE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 
 
 def line_bytes(value: Any) -> bytes:
@@ -117,9 +112,7 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_atomic(
-    path: Path, data: bytes, *, sync: bool = True, sync_directory: bool = False
-) -> None:
+def write_atomic(path: Path, data: bytes, *, sync: bool = True, sync_directory: bool = False) -> None:
     """Make `path` hold `data` or what it held before, never a part: write aside, sync, rename.
 
     Without `sync` that holds for a crash of the process, not of the machine.

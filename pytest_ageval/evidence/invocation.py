@@ -148,6 +148,8 @@ class InvocationRecord:
                 self._text(made)
             else:
                 self._other(made)
+            if self._finished_at is not None:
+                self._end_file()
 
     def _room(self, size: int) -> bool:
         if self._dropped_events or self._size + size > self._limit:
@@ -214,6 +216,8 @@ class InvocationRecord:
 
     def _note_usage(self, event: Mapping[str, Any]) -> None:
         """Keep figures that arrive on the way: they are all there is when the agent never ends."""
+        if event.get("cumulative") and self.info.turn > 1:
+            return  # counts earlier turns too: it says nothing of this one alone
         inner = event.get("usage")
         found = inner if isinstance(inner, Mapping) else event
         known = {
@@ -243,6 +247,9 @@ class InvocationRecord:
             self._elapsed_ms = round(float(elapsed_ms), 3)
             self._finished_at = now()
             self._end_file()
+            if self._dropped_events:
+                self._append(self._truncated())
+                self.close()
             if result.ok:
                 answer = {
                     "content": result.text,
@@ -259,8 +266,6 @@ class InvocationRecord:
                 stream.at = stream.at or now()
                 stream.ready.append(rest)
         self._drain()
-        if self._dropped_events:
-            self._append(self._truncated())
         self.close()
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def _parts(value: str) -> Iterator[str]:
 
 
 def encoded(value: str) -> set[str]:
-    """The forms in which `value` turns up: plain, JSON, URL, HTML, hex, base64 at each alignment."""
+    """The forms in which `value` turns up: plain, JSON, URL, HTML, hex, base64 anywhere."""
     data = value.encode("utf-8", "replace")
     escaped = json.dumps(value)[1:-1]
     literal = json.dumps(value, ensure_ascii=False)[1:-1]
@@ -323,10 +323,7 @@ def _walk(value: Any, text: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, dict):
-        return {
-            text(key) if isinstance(key, str) else key: _walk(item, text)
-            for key, item in value.items()
-        }
+        return {text(key) if isinstance(key, str) else key: _walk(item, text) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_walk(item, text) for item in value]
     return value

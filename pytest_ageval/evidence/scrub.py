@@ -24,13 +24,15 @@ def scrub_file(path: Path, redactor: Redactor) -> bool:
     before = path.lstat()
     if not stat.S_ISREG(before.st_mode):
         return False
+    if not os.access(path, os.R_OK):
+        path.chmod(stat.S_IMODE(before.st_mode) | stat.S_IRUSR)
     aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
         changed = _copy(path, aside, redactor)
         if changed:
-            aside.chmod(stat.S_IMODE(before.st_mode))
             aside.replace(path)
     finally:
+        path.chmod(stat.S_IMODE(before.st_mode))
         aside.unlink(missing_ok=True)
     return changed
 

@@ -2,8 +2,8 @@
 
 Each shape has literal `introducers` that a scanner can look for, a `whole` expression that matches
 at an introducer (group 1, when there is one, is what to mask), and an `open` expression that
-matches when the text ends inside something that may yet become the shape. All repeats are bounded, and a
-token is only tried at its first character, so that scanning stays linear.
+matches when the text ends inside something that may yet become the shape. All repeats are bounded,
+and a token is only tried at its first character, so that scanning stays linear.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ SHAPES: tuple[Shape, ...] = (
     ),
     Shape(
         ("eyJ",),
-        re.compile(
-            _START + r"eyJ[A-Za-z0-9_-]{8,2048}\.eyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,2048}"
-        ),
+        re.compile(_START + r"eyJ[A-Za-z0-9_-]{8,2048}\.eyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,2048}"),
         re.compile(rf"{_START}eyJ[A-Za-z0-9_.-]{{0,8192}}\Z"),
     ),
     Shape(
@@ -100,9 +98,7 @@ SHAPES: tuple[Shape, ...] = (
     # The password of a URL: postgres://user:password@host. A reference such as ${NAME} is none.
     Shape(
         ("://",),
-        re.compile(
-            r"://[^\s/?#:@\"'<>\\]{0,128}:(?![$<{\[])([^\s/?#@\"'<>\\]{1,256})(?=@[A-Za-z0-9\[])"
-        ),
+        re.compile(r"://[^\s/?#:@\"'<>\\]{0,128}:(?![$<{\[])([^\s/?#@\"'<>\\]{1,256})(?=@[A-Za-z0-9\[])"),
         re.compile(r"://[^\s/?#:@\"'<>\\]{0,128}(?::[^\s/?#@\"'<>\\]{0,256}@?)?\Z"),
     ),
     # A block to its end, or, when it was cut off, its lines.

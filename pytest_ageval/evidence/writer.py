@@ -130,8 +130,7 @@ class WriterLock:
         if alive:
             raise AgevalError(
                 "evidence_busy",
-                f"{self.path.parent} is being written by process {owner.get('pid')} "
-                f"on {owner.get('host')}",
+                f"{self.path.parent} is being written by process {owner.get('pid')} on {owner.get('host')}",
             )
 
     def release(self) -> None:

@@ -1,1 +1,1 @@
-"""What a run tells: the terminal, properties of JUnit XML, HTML, and the data on each test report."""
+"""What a run tells: terminal, properties of JUnit XML, HTML, and the data on each test report."""

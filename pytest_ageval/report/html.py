@@ -1,4 +1,4 @@
-"""pytest-html: columns of an attempt, and its trajectory to read. Only there when the report is written."""
+"""pytest-html: columns of an attempt, and its trajectory. Imported when a page is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.report.numbers import count, seconds, tokens, total_seconds
-from pytest_ageval.report.plain import clean, cut
+from pytest_ageval.report.plain import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,26 +16,21 @@ if TYPE_CHECKING:
 
     from pytest_ageval.attempt_face import AttemptFace
 
-#: What of a trajectory goes into the page: rows, bytes read, characters of one text and of the whole.
+#: What of a trajectory goes into the page: rows, bytes read, characters of a text, and of all.
 ROWS = 400
 READ = 4_000_000
 TEXT = 4000
 WHOLE = 200_000
 
-HEADER = (
-    '<th class="sortable" data-column-type="agscore">Score</th>',
-    '<th class="sortable" data-column-type="agent">Agent</th>',
-    '<th class="sortable" data-column-type="agtokens">Tokens</th>',
-    '<th class="sortable" data-column-type="agtime">Time</th>',
-)
+COLUMNS = {"agscore": "Score", "agent": "Agent", "agtokens": "Tokens", "agtime": "Time"}
+
+HEADER = [f'<th class="sortable" data-column-type="{name}">{title}</th>' for name, title in COLUMNS.items()]
 
 
 def cells(data: Mapping[str, Any] | None) -> list[str]:
     """The cells of one row, in the order of `HEADER`; empty for a test that is no attempt."""
     if not data:
-        return [
-            f'<td class="col-{name}"></td>' for name in ("agscore", "agent", "agtokens", "agtime")
-        ]
+        return [f'<td class="col-{name}"></td>' for name in COLUMNS]
     score = data.get("score")
     agent = " / ".join(str(data[name]) for name in ("agent", "model", "box") if data.get(name))
     return [
@@ -49,13 +44,10 @@ def cells(data: Mapping[str, Any] | None) -> list[str]:
 def trajectory_extra(face: AttemptFace) -> list[dict[str, Any]]:
     """The trajectory as an HTML extra of pytest-html; nothing when there is none."""
     path = face.raw.evidence.layout.trajectory
-    body = "".join(islice(_rendered(path), ROWS))
+    body = _body(path)
     if not body:
         return []
-    page = (
-        f'<details class="ageval"><summary>Trajectory ({escape(str(path))})</summary>'
-        f"{cut(body, WHOLE) if len(body) <= WHOLE else _whole(path)}</details>"
-    )
+    page = f'<details class="ageval"><summary>Trajectory ({escape(str(path))})</summary>{body}</details>'
     return [
         {
             "name": "Trajectory",
@@ -67,7 +59,7 @@ def trajectory_extra(face: AttemptFace) -> list[dict[str, Any]]:
     ]
 
 
-def _whole(path: Path) -> str:
+def _body(path: Path) -> str:
     """As much of the page as fits, never ending inside an element."""
     found, size = [], 0
     for part in islice(_rendered(path), ROWS):
@@ -110,5 +102,6 @@ def _row(row: Mapping[str, Any]) -> str:
     return (
         f"<section><h4>{escape(clean(title, 200))}</h4>"
         f'<pre style="white-space:pre-wrap">{escape(clean(text, TEXT))}</pre>'
-        f"<details><summary>row</summary><pre>{escape(clean(detail, TEXT))}</pre></details></section>"
+        f"<details><summary>row</summary><pre>{escape(clean(detail, TEXT))}</pre></details>"
+        "</section>"
     )

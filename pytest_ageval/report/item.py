@@ -21,6 +21,9 @@ TAIL = 4096
 CHECKS = 50
 CHECK_FIELDS = ("id", "title", "status", "score", "message", "reason")
 
+#: Keys of result.json that a report says in another way, or always alike.
+REDUNDANT = ("schema", "evidence_path", "logs", "gold_materialized_at", "task_id", "dataset_id")
+
 
 def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Tell the engine of foreign exceptions, and set the properties that the report will hold."""
@@ -37,7 +40,7 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     """Decide between FAIL and ERROR, and attach what the summary and the reports need."""
     face = item.stash.get(FACE, None)
     if call.excinfo is not None and not report.skipped:
-        _classify(call, report)
+        _classify(call.excinfo, call.when, report)
     if call.when == "teardown" and face is not None and face.raw.cleanup_warning:
         report.ageval_cleanup = clean(face.raw.cleanup_warning)  # type: ignore[attr-defined]
     if call.when == "teardown" or (call.when == "setup" and not report.failed):
@@ -58,27 +61,32 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 
-def _classify(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+def _classify(excinfo: pytest.ExceptionInfo[BaseException], when: str, report: pytest.TestReport) -> None:
     """Everything but the verdict is an ERROR, which pytest tells by the phase of the report."""
-    assert call.excinfo is not None
-    error = call.excinfo.value
+    error = excinfo.value
     if isinstance(error, AgevalError | TaskFailed):
         # No traceback of ours: the message says it all. Survives xdist, keeps the summary line.
-        found = call.excinfo.getrepr(style="value")
+        found = excinfo.getrepr(style="value")
         crash = getattr(found, "reprcrash", None)
         if crash is not None:
-            crash.message = clean(crash.message.partition("\n")[0], MESSAGE)
+            crash.message = _headline(error)
         for entry in getattr(getattr(found, "reprtraceback", None), "reprentries", ()):
             entry.lines[:] = clean("\n".join(entry.lines), LONG_TEXT).split("\n")
         report.longrepr = found
-    if call.when == "call" and not isinstance(error, TaskFailed):
+    if when == "call" and not isinstance(error, TaskFailed):
         report.when = "setup"
+
+
+def _headline(error: BaseException) -> str:
+    """The line of the short summary, and the ``message`` of JUnit XML."""
+    first = str(error).strip().partition("\n")[0]
+    return clean(f"{type(error).__name__}: {first}", MESSAGE)
 
 
 def summary(
     item: pytest.Item, face: AttemptFace | None, error: BaseException | None
 ) -> dict[str, Any] | None:
-    """What the controller learns of the attempt: plain JSON types, small. None for a skipped one."""
+    """What the controller learns of the attempt: plain JSON types, small. None when it is skipped."""
     if isinstance(error, pytest.skip.Exception):
         return None
     if face is None:
@@ -94,8 +102,7 @@ def summary(
         error=failure,
         failed_checks=outcome.failed_checks,
         checks=[
-            {name: row[name] for name in CHECK_FIELDS if name in row}
-            for row in list(outcome.checks)[:CHECKS]
+            {name: row[name] for name in CHECK_FIELDS if name in row} for row in list(outcome.checks)[:CHECKS]
         ],
         attempt_dir=str(face.directory),
         sources=sources(face),

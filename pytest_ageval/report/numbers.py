@@ -31,7 +31,8 @@ def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
 def tokens(data: Mapping[str, Any]) -> int | None:
     """Input and output tokens of an attempt; None when neither is known."""
     usage = data.get("usage") or {}
-    return total(usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    found = total(usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    return None if found is None else int(found)
 
 
 def total_seconds(data: Mapping[str, Any]) -> float | None:
@@ -40,7 +41,7 @@ def total_seconds(data: Mapping[str, Any]) -> float | None:
     return sum(timing.values()) / 1000 if timing else None
 
 
-def total(values: Iterable[Any]) -> Any:
+def total(values: Iterable[Any]) -> float | None:
     """The sum of the numbers among `values`; None when there is none: unknown is not zero."""
     known = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""Values as exact JSON types, bounded: what may travel on a report from a worker to the controller."""
+"""Values as exact JSON types, bounded: what may travel from a worker to the controller."""
 
 from __future__ import annotations
 

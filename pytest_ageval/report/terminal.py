@@ -1,4 +1,4 @@
-"""The terminal: one line before the run, a table after it, and the command that repeats the errors."""
+"""The terminal: a line before the run, a table after it, the command that repeats the errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ NAMED_IDS = 3
 
 Results = Mapping[str, Mapping[str, Any]]
 
-COLUMNS = ("data set", "agent", "pass", "fail", "error", "scored", "pass rate [95 %]", "score")
-COLUMNS += ("tokens", "cost", "time")
+COLUMNS: tuple[str, ...] = (
+    *("data set", "agent", "pass", "fail", "error", "scored", "pass rate [95 %]", "score"),
+    *("tokens", "cost", "time"),
+)
 
 
 def headline(config: pytest.Config) -> str:
-    """What is about to run: agents x boxes x attempts, how boxes isolate, where the evidence goes."""
+    """What is about to run: agents x boxes x attempts, isolation, where the evidence goes."""
     from pytest_ageval.job import Job
 
     return f"ageval: {Job.of(config).describe()}"

@@ -219,7 +219,7 @@ class RoleSession:
             )
 
     async def _once(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
-        assert self.executor is not None  # noqa: S101 - open() came first
+        assert self.executor is not None  # open() came first
         turn = self.executor.invoke(prompt, tools=payload.get("tools"), messages=payload.get("messages"))
         self._running = asyncio.ensure_future(turn)
         ceiling = self.service.turn_seconds

@@ -33,43 +33,16 @@ if TYPE_CHECKING:
 _CHANNEL = 3
 
 #: Modules that most scripts import; loaded once in the server and shared by all workers.
-_WARM = [
-    "argparse",
-    "collections",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "difflib",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "itertools",
-    "logging",
-    "math",
-    "random",
-    "re",
-    "shutil",
-    "statistics",
-    "string",
-    "subprocess",
-    "tempfile",
-    "textwrap",
-    "time",
-    "traceback",
-    "types",
-    "typing",
-    "urllib.parse",
-    "uuid",
-]
+_WARM = (
+    "argparse collections contextlib copy csv dataclasses datetime decimal difflib enum fractions functools "
+    "hashlib itertools logging math random re shutil statistics string subprocess tempfile textwrap time "
+    "traceback types typing urllib.parse uuid"
+)
 
 
 def warm_up() -> None:
     """In the server: load what scripts need, give the SDK its second name, prepare for forking."""
-    for name in _WARM:
+    for name in _WARM.split():
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.startswith("pytest_ageval.sdk")]:
         alias = name.replace("pytest_ageval.sdk", "ageval_sdk", 1)
@@ -111,9 +84,9 @@ def _take_descriptors(inherited: Inherited) -> None:
     os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Written through, so that a killed script's last words are there; and a print of odd
-            # characters never fails.
-            stream.reconfigure(errors="backslashreplace", line_buffering=True, write_through=True)
+            # A print of odd characters never fails. (Nothing is buffered: a killed script's last words
+            # are there, since the server runs with -u.)
+            stream.reconfigure(errors="backslashreplace")
 
 
 # -- running -------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class WorkerPool:
         return await server.fork(spec, handler)
 
 
-class ServerLost(Exception):  # noqa: N818 - not an error of the caller
+class ServerLost(Exception):
     """The fork server is gone."""
 
 
@@ -119,6 +119,7 @@ class _Server:
         self._workers: dict[int, Worker] = {}
         self._losing: asyncio.Task[None] | None = None
         self.lost = False
+        self._last_words = ""
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         with remote:
@@ -190,7 +191,7 @@ class _Server:
     async def _send(self, send: Callable[[], object]) -> None:
         while True:
             if self.lost:
-                raise ServerLost(self._last_words())
+                raise ServerLost(self._last_words)
             try:
                 send()
             except BlockingIOError:
@@ -244,9 +245,10 @@ class _Server:
         self.lost = True
         self._loop.remove_reader(self._control)
         self._control.close()
+        self._read_log()
         for started in self._started.values():
             if not started.done():
-                started.set_exception(ServerLost(self._last_words()))
+                started.set_exception(ServerLost(self._last_words))
         self._losing = self._loop.create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
@@ -276,22 +278,23 @@ class _Server:
                 await asyncio.to_thread(self._process.wait, _CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+            self._log.close()
             await self._clean_up()
         elif self._losing is not None:
             await self._losing
-        self._log.close()
 
-    def _last_words(self) -> str:
-        """What the fork server wrote before it died; nothing in the ordinary case."""
+    def _read_log(self) -> None:
+        """Keep what the fork server wrote before it died; nothing in the ordinary case."""
         self._log.seek(0)
         text = self._log.read(8192).decode("utf-8", "replace").strip()
-        return f"the fork server of the workers has died{': ' if text else ''}{text}"
+        self._log.close()
+        self._last_words = f"the fork server of the workers has died{': ' if text else ''}{text}"
 
 
 def _command(control: int) -> list[str]:
     front = [path for path in _python_path() if path in sys.path]
     back = [path for path in [site.getusersitepackages()] if path in sys.path]
-    options = ["-I", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
+    options = ["-I", "-u", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
     # The package's own place comes last: it is there already but for unusual installations.
     back.append(str(Path(__file__).resolve().parents[2]))
     arguments = json.dumps([control, os.getpid(), front, back])

@@ -28,7 +28,7 @@ FRAME_LIMIT = 64 * 1024 * 1024
 HEADER = 4
 
 
-class FrameTooLarge(ValueError):  # noqa: N818 - the name says it
+class FrameTooLarge(ValueError):
     """The frame is larger than `FRAME_LIMIT`; `size` is its number of bytes."""
 
     def __init__(self, size: int) -> None:

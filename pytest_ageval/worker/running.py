@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,9 @@ class Worker:
         await asyncio.wait([self._reading], timeout=_DRAIN_SECONDS)
         self._reading.cancel()
         await self._end_requests()
-        self._writer.close()
+        self._writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
         await self._bound_streams(KEPT_LIMIT)
         return self._judge(end)
 
@@ -171,7 +174,7 @@ class Worker:
             while not self._end.done():
                 if result.done() and settle_until is None:
                     settle_until = loop.time() + SETTLE_SECONDS
-                waiting = {self._end} if result.done() else {self._end, result}
+                waiting: set[asyncio.Future[Any]] = {self._end} if result.done() else {self._end, result}
                 await asyncio.wait(waiting, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 await self._bound_streams(RUNNING_LIMIT)
                 if settle_until is not None and loop.time() > settle_until:

@@ -189,7 +189,7 @@ class Server:
                 if process not in worker.leftovers:
                     worker.leftovers[process] = processes.describe(process.pid)
                     _signal(process.pid, signal.SIGTERM)
-            assert worker.kill_at is not None  # noqa: S101 - set when its end was noticed
+            assert worker.kill_at is not None
             if own and now < worker.kill_at + GIVE_UP:
                 if now >= worker.kill_at:
                     for process in own:

@@ -43,9 +43,7 @@ def run(dataset: Path, directory: Path, *arguments: str) -> Run:
     """Run pytest on a data set. Evidence goes below `directory`."""
     evidence, junit = directory / "evidence", directory / "junit.xml"
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AGEVAL_", "PYTEST_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("AGEVAL_", "PYTEST_"))
     }
     command = [sys.executable, "-m", "pytest", str(dataset), "-p", "no:cacheprovider"]
     options = ["-q", f"--ageval-dir={evidence}", f"--junitxml={junit}", *arguments]
@@ -89,18 +87,14 @@ def test_every_solution_passes(tmp_path: Path) -> None:
     done = run(QUICKSTART, tmp_path, "--agent=oracle")
     assert done.outcomes == {f"{task}[oracle]": "passed" for task in TASKS}, done.output
     assert done.code == 0
-    assert {task: result["score"] for task, result in done.results.items()} == dict.fromkeys(
-        TASKS, 1.0
-    )
+    assert {task: result["score"] for task, result in done.results.items()} == dict.fromkeys(TASKS, 1.0)
 
 
 def test_doing_nothing_fails_and_is_not_an_error(tmp_path: Path) -> None:
     done = run(QUICKSTART, tmp_path, "--agent=nop")
     assert done.outcomes == {f"{task}[nop]": "failure" for task in TASKS}, done.output
     assert done.code == 1
-    assert {task: result["score"] for task, result in done.results.items()} == dict.fromkeys(
-        TASKS, 0.0
-    )
+    assert {task: result["score"] for task, result in done.results.items()} == dict.fromkeys(TASKS, 0.0)
     # The search ran into its limit on invocations, and was judged all the same.
     assert done.results["first-bad-build"]["limit"] == "agent_invocations"
 
@@ -171,9 +165,7 @@ WRITER = solution("release-note")["writer"]
 EDITOR = solution("incident-timeline")["editor"][0]["text"]
 
 VARIANTS = {
-    "calls-in-words": Variant(
-        "rebook-flight", "PASS", {"service": [in_words(turn) for turn in SERVICE]}
-    ),
+    "calls-in-words": Variant("rebook-flight", "PASS", {"service": [in_words(turn) for turn in SERVICE]}),
     "changed-without-asking": Variant(
         "rebook-flight",
         "FAIL",

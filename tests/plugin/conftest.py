@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RUN = """
 from pathlib import Path
@@ -46,9 +49,7 @@ class DataSet:
         self.pytester = pytester
         self.root = root
         root.mkdir(parents=True)
-        (root / "ageval.yaml").write_text(
-            'format: ageval.dataset/1\ndataset_id: demo\nversion: "1"\n'
-        )
+        (root / "ageval.yaml").write_text('format: ageval.dataset/1\ndataset_id: demo\nversion: "1"\n')
         self.profiles("format: ageval.profiles/1\nenvironment: local\nagent_profiles: {}\n")
 
     def profiles(self, text: str) -> None:

@@ -39,8 +39,9 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def shown(result: pytest.RunResult) -> str:
-    """The output without times, and without the line that lists the plugins."""
-    text = "\n".join(line for line in result.outlines if not line.startswith("plugins:"))
+    """The output without times, and without the lines that list the plugins."""
+    lists = ("plugins:", "metadata:")  # the second one is pytest-metadata's
+    text = "\n".join(line for line in result.outlines if not line.startswith(lists))
     return re.sub(r"\d+\.\d+s", "N s", text)
 
 

@@ -38,9 +38,7 @@ class Dataset:
     def evidence(self, file: str) -> dict[str, dict[str, Any]]:
         """The documents of that name, by task; of the last run of each."""
         found = {}
-        for path in sorted(
-            self.path.glob(f".ageval/runs/*/{file}"), key=lambda p: p.stat().st_mtime
-        ):
+        for path in sorted(self.path.glob(f".ageval/runs/*/{file}"), key=lambda p: p.stat().st_mtime):
             task = json.loads((path.parent / "result.json").read_text())["task_id"]
             found[task] = json.loads(path.read_text())
         return found
@@ -79,9 +77,7 @@ def test_custom_executor(pytester: pytest.Pytester) -> None:
     done.assert_outcomes(passed=1, failed=0, errors=1)
     done.stdout.fnmatch_lines(["PASSED *first-bad-build?function?*"])
     # It plays the judge as well, and a judge that gives no verdict is an ERROR.
-    assert (
-        dataset.evidence("result.json")["release-note"]["error"]["title"] == "judge_answer_invalid"
-    )
+    assert dataset.evidence("result.json")["release-note"]["error"]["title"] == "judge_answer_invalid"
 
 
 def test_custom_executor_that_raises_is_an_error(pytester: pytest.Pytester) -> None:
@@ -90,9 +86,7 @@ def test_custom_executor_that_raises_is_an_error(pytester: pytest.Pytester) -> N
     text = template.read_text()
     assert 'return "I only know' in text
     template.write_text(
-        text.replace(
-            "    last = re.search", "    raise OSError('no licence')\n    last = re.search"
-        )
+        text.replace("    last = re.search", "    raise OSError('no licence')\n    last = re.search")
     )
     dataset.run("--agent=function").assert_outcomes(errors=1)
     assert dataset.evidence("result.json")["first-bad-build"]["error"]["title"] == "OSError"
@@ -114,9 +108,7 @@ def test_known_failures(pytester: pytest.Pytester) -> None:
     dataset = Dataset(pytester, "known_failures", "fix-parser", "sales-report")
     dataset.add(ROOT / "datasets" / "showcase" / "tasks" / "broken-evaluator")
     known = dataset.path / "known_failures.txt"
-    known.write_text(
-        "# what we know of\n\nfix-parser[nop]  needs an agent\nbroken-evaluator[nop]\n"
-    )
+    known.write_text("# what we know of\n\nfix-parser[nop]  needs an agent\nbroken-evaluator[nop]\n")
     done = dataset.run("--agent=nop", "-rx")
     done.assert_outcomes(xfailed=1, failed=1, errors=1)
     done.stdout.fnmatch_lines(["XFAIL *fix-parser?nop?*needs an agent*"])

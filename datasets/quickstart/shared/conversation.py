@@ -56,7 +56,6 @@ class Conversation:
         """
         prompt = text if self.messages else self._opening + text
         self.messages.append({"role": "user", "content": prompt})
-        answer = ""
         for _ in range(self.max_steps):
             # `messages` is the whole conversation; the prompt is what the user says now, for
             # executors that keep a history of their own. After native calls that is nothing: their
@@ -71,9 +70,9 @@ class Conversation:
             elif (call := call_in_text(answer)) is not None:
                 prompt = await self._call_in_text(answer, call, reply["invocation_id"])
             else:
-                break
-        self.messages.append({"role": "assistant", "content": answer})
-        return answer
+                self.messages.append({"role": "assistant", "content": answer})
+                return answer
+        raise AgentStopped(f"no answer after {self.max_steps} rounds of tool calls")
 
     async def _native_calls(self, reply: Mapping[str, Any]) -> None:
         calls = reply["tool_calls"]

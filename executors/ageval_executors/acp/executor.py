@@ -220,6 +220,7 @@ class AcpExecutor(Executor):
             await asyncio.wait({running}, timeout=min(waits) if waits else None)
 
     async def _drain(self, turn: Turn) -> None:
+        turn.flush()
         turn.late = True
         await asyncio.sleep(DRAIN_SECONDS)
 

@@ -108,7 +108,7 @@ class Wire:
         transport: StdioTransport,
         on_notification: OnNotification,
         *,
-        max_line: int = MAX_LINE,
+        max_line: int | None = None,
     ) -> None:
         self.process = transport
         self.failure: Failure | None = None
@@ -121,7 +121,7 @@ class Wire:
         self.stderr = HeadTail()
         self.last_activity = asyncio.get_running_loop().time()
         self._on_notification = on_notification
-        self._splitter = LineSplitter(max_line)
+        self._splitter = LineSplitter(max_line or MAX_LINE)
         self._queue: list[bytes] = []
         self._sent_ids: set[Any] = set()
         self._unanswered: set[Any] = set()

@@ -115,9 +115,7 @@ class ScriptedModel:
     def root_url(self) -> str:
         """``http://127.0.0.1:PORT``. Raises RuntimeError before `start`."""
         if self._server is None:
-            raise RuntimeError(
-                "the scripted model has not been started: use it in a with statement"
-            )
+            raise RuntimeError("the scripted model has not been started: use it in a with statement")
         return f"http://{self.host}:{self._server.port}"
 
     @property
@@ -149,9 +147,7 @@ class ScriptedModel:
         """Wait until `count` requests have arrived. Raises TimeoutError after `timeout` seconds."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self._requests) >= count, timeout):
-                raise TimeoutError(
-                    f"{len(self._requests)} of {count} requests after {timeout:g} seconds"
-                )
+                raise TimeoutError(f"{len(self._requests)} of {count} requests after {timeout:g} seconds")
             return list(self._requests)
 
     # -- what the server asks --------------------------------------------------------------------
@@ -204,7 +200,7 @@ class ScriptedModel:
             ]
         except ScriptError as error:
             turn = self._problem(f"request {request.number}: {error}").turn
-            assert isinstance(turn, HttpError)  # noqa: S101 - narrows the type
+            assert isinstance(turn, HttpError)
             return turn
         text, thought = getattr(turn, "text", ""), getattr(turn, "thought", "")
         return Reply(text, thought, found, "end", tokens)

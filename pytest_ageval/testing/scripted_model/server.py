@@ -183,7 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 wire.tokens = reply.tokens
                 self._send_reply(request, wire, reply, turn)
-                request.completed = True
                 return
         self._fault(request, wire, turn)
 
@@ -194,6 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         pieces, pause = (turn.pieces, turn.pause) if isinstance(turn, Text) else (2, 0.0)
         if not request.stream:
             self._pause(pause * max(0, pieces - 1))
+            request.completed = True
             self._json(200, wire.document(reply))
             return
         self._stream_head()
@@ -202,19 +202,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunks(wire.text(_split(reply.text, pieces)), pause)
         self._chunks(wire.calls(reply.calls))
         self._chunks(wire.finish(reply.stop))
+        request.completed = True  # before the client can know
         self._last_chunk()
 
     def _fault(self, request: Request, wire: Wire, turn: Fault) -> None:
         if isinstance(turn, HttpError):
-            request.status = turn.status
+            request.status, request.completed = turn.status, True
             extra = {} if turn.retry_after is None else {"retry-after": str(turn.retry_after)}
             code = turn.code or error_code(turn.status)
             self._json(turn.status, wire.error(turn.message, code), extra)
-            request.completed = True
         elif isinstance(turn, Garbage):
-            request.status = 200
+            request.status, request.completed = 200, True
             self._bytes(200, turn.body.encode(), turn.content_type)
-            request.completed = True
         elif isinstance(turn, Hang) and turn.after is None:
             self._pause(turn.seconds)
             raise _EndOfConnectionError
@@ -222,9 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             request.status = 200
             self._broken(request, wire, turn)
 
-    def _broken(
-        self, request: Request, wire: Wire, turn: Cut | Malformed | StreamError | Hang
-    ) -> None:
+    def _broken(self, request: Request, wire: Wire, turn: Cut | Malformed | StreamError | Hang) -> None:
         after = turn.after or ""
         if not request.stream:
             self._broken_document(wire, turn, after)
@@ -249,9 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b'400\r\ndata: {"cut')
             raise _EndOfConnectionError
 
-    def _broken_document(
-        self, wire: Wire, turn: Cut | Malformed | StreamError | Hang, after: str
-    ) -> None:
+    def _broken_document(self, wire: Wire, turn: Cut | Malformed | StreamError | Hang, after: str) -> None:
         if isinstance(turn, StreamError):
             self._json(200, wire.error(turn.message, turn.code))
             return

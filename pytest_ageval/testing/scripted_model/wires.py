@@ -304,9 +304,7 @@ class ResponsesWire(Wire):
             blank = {} if field is None else {field: ""}
             yield self._open({**item, "status": "in_progress", **blank})
             if field is not None:
-                word = (
-                    "function_call_arguments" if field == "arguments" else "custom_tool_call_input"
-                )
+                word = "function_call_arguments" if field == "arguments" else "custom_tool_call_input"
                 where = {"item_id": item["id"], "output_index": len(self._output)}
                 for piece in halves(call.arguments):
                     yield self._event(f"response.{word}.delta", **where, delta=piece)

@@ -32,7 +32,7 @@ def fail(request: dict, code: int, message: str, data: object = None) -> None:
     send({"jsonrpc": "2.0", "id": request["id"], "error": error})
 
 
-def update(kind: str, session: str = SESSION, **fields: object) -> None:
+def update(kind: str, session: str = SESSION, /, **fields: object) -> None:
     send(
         {
             "jsonrpc": "2.0",

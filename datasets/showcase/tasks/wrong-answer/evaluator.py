@@ -18,7 +18,7 @@ def evaluate(inputs: dict[str, Any]) -> dict[str, Any]:
             product,
             title=f"stock of {product}",
             status="PASS" if found.get(product) == pieces else "FAIL",
-            stderr=f"expected {pieces}, found {found.get(product)}\n",
+            stderr=None if found.get(product) == pieces else wrong(pieces, found.get(product)),
         )
         for product, pieces in gold.items()
     ]
@@ -29,6 +29,11 @@ def evaluate(inputs: dict[str, Any]) -> dict[str, Any]:
         "metrics": {"products_right": right},
         "checks": checks,
     }
+
+
+def wrong(expected: int, found: Any) -> str:
+    """What a failed check says."""
+    return f"expected {expected} pieces, found {found}\n"
 
 
 def read(path: str | None) -> dict[str, Any]:
