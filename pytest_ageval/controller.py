@@ -6,6 +6,7 @@ there it sees node ids and reports, never items. It does nothing until a task is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -198,8 +199,12 @@ class Controller:
         return self.has_tasks and self._running.is_dir()
 
     def _sweep(self) -> None:
+        from pytest_ageval.job import work_dir
+
         self._reap(self._kinds())
         shutil.rmtree(self._running, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: somebody asked to keep a workspace
+            work_dir(self.config).rmdir()
 
     def _kinds(self) -> set[str]:
         """Kinds of the boxes of this run, those of attempts that did not end included."""

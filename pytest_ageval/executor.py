@@ -214,8 +214,8 @@ class Executor(abc.ABC):
     requires_model: ClassVar[bool] = False
     #: Names of the environment variables with the key and the address, where a role names none.
     #: A key's name is locked always, an address only when its variable is set.
-    default_api_key: ClassVar[str | None] = None
-    default_base_url: ClassVar[str | None] = None
+    default_api_key_name: ClassVar[str | None] = None
+    default_base_url_name: ClassVar[str | None] = None
     #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 

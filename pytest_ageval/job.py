@@ -41,6 +41,13 @@ def running_dir(config: pytest.Config) -> Path:
     return Path(tempfile.gettempdir()) / f"ageval-{run_id(config)}"
 
 
+def work_dir(config: pytest.Config) -> Path:
+    """Where the boxes of this run have their directories on the host, if they have any."""
+    from pytest_ageval.box import work_parent
+
+    return work_parent() / run_id(config)[:12]
+
+
 class Job:
     """Options, classes and ids of one session.
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ageval_boxes._processes import KILL_SECONDS, Child, Pump, pid_namespace
 from pytest_ageval.errors import BoxError
@@ -29,8 +30,9 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc
 #: What root keeps in the box: enough for installers, tar and su; nothing that reaches the machine
 #: (no mounts, no devices, no open_by_handle_at, no tracing).
 _CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SETFCAP NET_BIND_SERVICE SYS_CHROOT"
-).split()
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "SETFCAP",
+    "NET_BIND_SERVICE", "SYS_CHROOT",
+)  # fmt: skip
 
 #: /proc and /dev as a command of a box gets them.
 KERNEL = ("--proc", "/proc", "--dev", "/dev")
@@ -52,7 +54,7 @@ def unusable() -> str | None:
     program = bwrap()
     if program is None:
         return "bubblewrap (bwrap) is not installed"
-    argv = [program, "--unshare-pid", *_privileges(), *_system(), *KERNEL, "--", "/bin/sh", "-c", ":"]
+    argv = [program, "--unshare-pid", *privileges(), *_system(), *KERNEL, "--", "/bin/sh", "-c", ":"]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=10, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -62,7 +64,8 @@ def unusable() -> str | None:
     return None
 
 
-def _privileges() -> list[str]:
+def privileges() -> list[str]:
+    """The options of bwrap that take from root what a box must not have. Every bwrap needs them."""
     if os.geteuid() != 0:
         return []
     keep = [word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")]
@@ -90,7 +93,7 @@ def _python_roots() -> list[Path]:
 
 
 def _tool_root(entry: Path) -> Path:
-    """What to bind for a PATH entry: ``<prefix>/bin`` of a tool needs ``<prefix>/lib`` too, ``~/.local`` is too much."""
+    """What to bind for a PATH entry: ``<prefix>/bin`` needs ``<prefix>/lib``; ``~/.local`` is too much."""
     home = Path.home()
     prefix = entry.parent
     private = (home, home / ".local", Path("/"))
@@ -138,7 +141,7 @@ class View:
             self._bound[path] = None
 
     def expose(self, path: Path) -> None:
-        """Show `path` too. Raises BoxError if it does not exist, is hidden, or would replace a path of the box."""
+        """Show `path` too. Raises BoxError if it does not exist, is hidden, or belongs to the box itself."""
         path = path.expanduser().absolute()
         if not path.exists():
             raise BoxError("environment_expose_invalid", f"{path} does not exist on this machine")
@@ -149,7 +152,7 @@ class View:
         self._bind(path)
 
     def _covers(self, path: Path) -> bool:
-        """`path` would be visible if nothing were laid over it: what lies nearest above it is bound, not hidden."""
+        """`path` would be visible: what lies nearest above it is bound, not hidden."""
         above = [p for p in [*self._system, *self._bound, *self._hidden] if p in path.parents]
         return bool(above) and max(above, key=lambda p: len(p.parts)) not in self._hidden
 
@@ -198,7 +201,7 @@ class Namespace:
         """
         receive, give = os.pipe()
         program = bwrap() or "bwrap"
-        argv = [program, "--unshare-pid", "--as-pid-1", "--die-with-parent", *_privileges()]
+        argv = [program, "--unshare-pid", "--as-pid-1", "--die-with-parent", *privileges()]
         argv += ["--new-session", *mounts, "--json-status-fd", str(give)]
         argv += ["--", "/bin/sh", "-c", _INIT]
         try:
@@ -272,9 +275,9 @@ async def _first_pid(fd: int) -> int:
 
     pump = Pump(fd, line)
     os.close(fd)
-    pump.ended.add_done_callback(lambda _done: found.done() or found.set_result(0))
     try:
-        await asyncio.wait([found], timeout=10)
+        either: list[asyncio.Future[Any]] = [found, pump.ended]
+        await asyncio.wait(either, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         return found.result() if found.done() else 0
     finally:
         # bwrap writes the exit code here later; a closed pipe would kill it with SIGPIPE.

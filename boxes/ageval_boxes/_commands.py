@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ageval_boxes._bubblewrap import FIRST_KERNEL, Namespace, View, bwrap
+from ageval_boxes._bubblewrap import FIRST_KERNEL, Namespace, View, bwrap, privileges
 from ageval_boxes._leftovers import in_box
 from ageval_boxes._processes import (
     COOKIE,
@@ -90,7 +90,7 @@ class Commands:
 
     async def _spawn(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: int) -> Child:
         place = self.translate(cwd)
-        if not Path(place).is_dir():
+        if not os.path.isdir(place):  # noqa: ASYNC240, PTH112 - one stat call
             raise BoxError("environment_exec_invalid", f"the directory {cwd} does not exist")
         try:
             try:
@@ -172,7 +172,7 @@ class IsolatedCommands(Commands):
         space = await self._open()
         # The dynamic linker's variables are for the command, not for bwrap itself.
         linker = {name: value for name, value in env.items() if name.startswith("LD_")}
-        full = [bwrap() or "bwrap", *space.join(), *self.view.arguments(self.files, self.tmp)]
+        full = [bwrap() or "bwrap", *space.join(), *privileges(), *self.view.arguments(self.files, self.tmp)]
         full += ["--new-session", "--chdir", cwd]
         for name, value in linker.items():
             full += ["--setenv", name, value]

@@ -113,7 +113,7 @@ def _unwind(stack: list[int]) -> None:
 
 def _link(fd: int, name: str) -> str | None:
     try:
-        return os.readlink(name, dir_fd=fd)  # noqa: PTH115 - relative to a descriptor
+        return os.readlink(name, dir_fd=fd)
     except OSError:
         return None
 
@@ -184,7 +184,7 @@ def copy_entry(fd: int, name: str, dest: Path, budget: Budget, shown: str, depth
     info = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if stat.S_ISLNK(info.st_mode):
         budget.take(files=1)
-        dest.symlink_to(os.readlink(name, dir_fd=fd))  # noqa: PTH115 - relative to a descriptor
+        dest.symlink_to(os.readlink(name, dir_fd=fd))
     elif stat.S_ISREG(info.st_mode):
         _copy_file(fd, name, dest, shown, budget)
     elif stat.S_ISDIR(info.st_mode):

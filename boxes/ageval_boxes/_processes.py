@@ -121,7 +121,7 @@ async def end_processes(find: Callable[[], list[Proc]], grace: float) -> tuple[l
             # A stopped process would keep TERM pending until the end of the grace.
             send(proc, signal.SIGCONT)
         deadline = clock() + grace
-        while clock() < deadline and _still(procs):
+        while clock() < deadline and _still(procs):  # noqa: ASYNC110 - foreign processes have no event
             await asyncio.sleep(_POLL)
     deadline = clock() + KILL_SECONDS
     known = {proc.pid: proc for proc in procs}
@@ -151,6 +151,12 @@ def kill_now(find: Callable[[], list[Proc]]) -> list[str]:
         if not fresh:
             break
     return list(killed.values())
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    """Give `future` its result, unless someone did."""
+    if not future.done():
+        future.set_result(None)
 
 
 class Child:
@@ -239,5 +245,4 @@ class Pump:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
-        if not self.ended.done():
-            self.ended.set_result(None)
+        settle(self.ended)

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import IO
 
-from ageval_boxes._processes import DRAIN, Child, Pump
+from ageval_boxes._processes import DRAIN, Child, Pump, settle
 
 _CHUNK = 256 * 1024
+_HEAD = 4096
 
 #: Bytes of stderr kept for a reader that is late; beyond it the oldest are dropped.
 STDERR_LIMIT = 1024 * 1024
@@ -25,8 +26,11 @@ class _Backlog:
         self._dropped = 0
         self._news = asyncio.Event()
         self._ended = False
+        self.head = b""
 
     def feed(self, data: bytes) -> None:
+        if len(self.head) < _HEAD:
+            self.head += data[:_HEAD]
         self._chunks.append(data)
         self._size += len(data)
         while self._size > STDERR_LIMIT and len(self._chunks) > 1:
@@ -59,14 +63,15 @@ class PipeTransport:
 
     stdout is read only when asked for, so that a slow reader slows the process down; stderr is
     always read, so that a flood of messages never blocks the process. `end` kills all that
-    belongs to the process and verifies it; `code` turns an exit code into the protocol's form.
+    belongs to the process and verifies it; `code` turns an exit code and the
+    beginning of stderr into the protocol's exit code.
     """
 
     def __init__(
         self,
         child: Child,
         end: Callable[[float], Awaitable[object]],
-        code: Callable[[int], int] = int,
+        code: Callable[[int, bytes], int] = lambda code, _stderr: code,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._child = child
@@ -108,14 +113,13 @@ class PipeTransport:
     def _finish(self) -> None:
         self._over = True
         for ready in self._waiting:
-            if not ready.done():
-                ready.set_result(None)
+            settle(ready)
 
     async def _ready(self, fd: int, *, write: bool) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(ready)
         watch = self._loop.add_writer if write else self._loop.add_reader
-        watch(fd, lambda: ready.done() or ready.set_result(None))
+        watch(fd, settle, ready)
         try:
             await ready
         finally:
@@ -137,7 +141,7 @@ class PipeTransport:
         return b""
 
     async def read_stderr(self) -> bytes:
-        """The next chunk of stderr; b"" at end of file. Beyond 1 MiB unread, the oldest is dropped and noted."""
+        """The next chunk of stderr; b"" at end of file. Beyond 1 MiB unread, the oldest is dropped."""
         return await self._errors.take()
 
     async def write(self, data: bytes) -> None:
@@ -159,9 +163,9 @@ class PipeTransport:
             self._stdin = -1
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """The exit code (negative: killed by that signal), or None if it still runs after `timeout` seconds."""
+        """The exit code (negative: killed by that signal), or None after `timeout` seconds."""
         found = await self._child.wait(timeout)
-        return None if found is None else self._code(found)
+        return None if found is None else self._code(found, self._errors.head)
 
     async def terminate(self, grace: float = 2.0) -> int | None:
         """TERM, wait `grace` seconds, KILL the process and all its children, verify. Idempotent."""

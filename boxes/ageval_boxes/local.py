@@ -113,7 +113,7 @@ class LocalBox(Box):
         return self._isolates(self.options.isolation)
 
     async def preflight(self) -> None:
-        """Refuse another system than Linux, unusable bubblewrap if it was asked for, and an unwritable parent."""
+        """Refuse another system than Linux, unusable bubblewrap where asked for, an unwritable parent."""
         if not sys.platform.startswith("linux"):
             raise BoxError("environment_preflight_failed", "the kind local needs Linux; use docker")
         if self.options.isolation == "bwrap":
@@ -403,7 +403,7 @@ class LocalBox(Box):
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
-        """Kill and delete boxes below `default_work_parent` with these labels whose owner is gone (or is us)."""
+        """Remove boxes below `default_work_parent` with these labels whose owner is gone (or is us)."""
         return _leftovers.reap(labels)
 
 
@@ -420,7 +420,7 @@ def _refuse(left: Sequence[str]) -> None:
 def _in_memory(data: bytes) -> int:
     """A file descriptor from which `data` can be read, without anyone having to write it."""
     fd = os.memfd_create("stdin")
-    with open(fd, "wb", closefd=False) as file:  # noqa: PTH123 - a descriptor, not a path
+    with open(fd, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd

@@ -122,7 +122,7 @@ def anthropic_usage(row: Any, *, whole: bool = True) -> Usage:
         return Usage(source="anthropic", unavailable="parse_failed")
     if fresh is None and output is None:
         return Usage(source="anthropic", unavailable="not_reported")
-    prompt = None if fresh is None else fresh
+    prompt = None if fresh is None else fresh + (read or 0) + (written or 0)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=output,

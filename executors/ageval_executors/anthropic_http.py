@@ -43,6 +43,7 @@ class AnthropicExecutor(ModelExecutor):
     default_base_url = "https://api.anthropic.com"
     default_model = "claude-sonnet-4-6"
     default_api_key_name = "ANTHROPIC_API_KEY"
+    default_base_url_name = "AGEVAL_ANTHROPIC_BASE_URL"
 
     def endpoint(self) -> str:
         """See `ModelExecutor`."""

@@ -51,6 +51,7 @@ class OpenAIExecutor(ModelExecutor):
     default_base_url = "https://api.openai.com/v1"
     default_model = "gpt-4.1-mini"
     default_api_key_name = "OPENAI_API_KEY"
+    default_base_url_name = "AGEVAL_OPENAI_BASE_URL"
 
     @property
     def _responses(self) -> bool:

@@ -284,10 +284,10 @@ def _routing(
     """Name of the key, address, and those of them that the executor's defaults gave."""
     defaults: dict[str, str] = {}
     api_key = None if profile.api_key is None else locator(profile.api_key, Source(None), "")
-    if api_key is None and cls.default_api_key is not None:
-        api_key = defaults["api_key"] = cls.default_api_key
+    if api_key is None and cls.default_api_key_name is not None:
+        api_key = defaults["api_key"] = cls.default_api_key_name
     base_url = profile.base_url
-    name = cls.default_base_url
+    name = cls.default_base_url_name
     if base_url is None and name is not None and resolve_secret(name, dataset) is not None:
         base_url = defaults["base_url"] = "${" + name + "}"
     return api_key, base_url, defaults

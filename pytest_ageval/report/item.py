@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,10 @@ CHECK_FIELDS = ("id", "title", "status", "score", "message", "reason")
 
 #: Keys of result.json that a report says in another way, or always alike.
 REDUNDANT = ("schema", "evidence_path", "logs", "gold_materialized_at", "task_id", "dataset_id")
+
+
+#: pytest escapes the values of properties for XML, but not their names.
+_XML_NAME = re.compile(r"[^\w./ -]")
 
 
 def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -177,7 +182,7 @@ def properties(
             f"{row.get('id') or row.get('title')}: {row.get('status')}" for row in checks
         )
     return [
-        (f"ageval.{name}", cut(str(value), MESSAGE))
+        (_XML_NAME.sub("_", f"ageval.{name}"), cut(str(value), MESSAGE))
         for name, value in found.items()
         if value is not None and value != ""
     ]

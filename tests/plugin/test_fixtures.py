@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from textwrap import dedent
-
-import pytest
+from typing import TYPE_CHECKING
 
 from .conftest import DataSet
+
+if TYPE_CHECKING:
+    import pytest
 
 INVOKING = """
 async def run(ctx):

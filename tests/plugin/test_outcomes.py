@@ -170,9 +170,7 @@ def test_the_command_that_repeats_the_errors_works(
 @pytest.mark.parametrize(
     ("tasks", "code"), [("passes", 0), ("passes fails", 8), ("fails judge", 9), ("other fails", 1)]
 )
-def test_exit_code_by_verdict(
-    demo: DataSet, tasks: str, code: int, workers: tuple[str, ...]
-) -> None:
+def test_exit_code_by_verdict(demo: DataSet, tasks: str, code: int, workers: tuple[str, ...]) -> None:
     evaluators = {"fails": (FAILING,), "judge": (CRASHING,), "passes": ()}
     for name in tasks.split():
         if name == "other":

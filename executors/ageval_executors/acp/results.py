@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ageval_executors.acp.journal import journal_error
+from ageval_executors.acp.journal import read_journal
 from ageval_executors.acp.outcome import (
     RpcFailure,
     declared_failure,
@@ -119,7 +119,8 @@ async def _answered(
         metadata["declared_failure"] = bounded(declared, 10**9, 4096)
         failure = failure or str(declared.get("error") or "the agent says that the turn failed")
     if failure is None and native.entry.journal is not None:
-        failure = await journal_error(native)
+        journal = await read_journal(native)
+        failure, usage = journal.error, journal.usage or usage
     if failure is None:
         if looks_like_error(turn.text, len(turn.tools)):
             metadata["agent_error_suspected"] = True

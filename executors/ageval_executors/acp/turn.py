@@ -54,6 +54,7 @@ class Tool:
     raw_output: Any = None
     status: str = "pending"
     started: bool = False
+    announced: bool = False
     settled: bool = False
 
     @property
@@ -137,6 +138,10 @@ class Turn:
         if isinstance(call, Mapping) and _tool_id(call) is not None:
             # Some agents announce a call only here, and send nothing but updates afterwards.
             tool = self._merge(call)
+            if call.get("rawInput") is not None:
+                tool.args = bounded(call["rawInput"], EVENT_LIMIT + 1)
+            if (decision.option_kind or "").startswith("allow"):
+                self._start(tool)
         event: dict[str, Any] = {
             "kind": "permission",
             "outcome": decision.outcome["outcome"],
@@ -219,7 +224,8 @@ class Turn:
             tool.raw_output = bounded(update["rawOutput"], size)
         if update.get("content") is not None:
             tool.content = clip(content_text(update["content"]).encode(), EVENT_LIMIT)[0]
-        phase = "update" if tool.started else "start"
+        phase = "update" if tool.announced else "start"
+        tool.announced = True
         self._start(tool)
         self._emit(
             {

@@ -39,8 +39,8 @@ class ParrotExecutor(Executor):
     supported_model_fields = frozenset({"reasoning_effort", "timeout"})
     extra_allowlist = frozenset({"temperature", "seed"})
     requires_model = True
-    default_api_key = "PARROT_KEY"
-    default_base_url = "PARROT_URL"
+    default_api_key_name = "PARROT_KEY"
+    default_base_url_name = "PARROT_URL"
 
     class Options(msgspec.Struct, forbid_unknown_fields=True):
         volume: int = 3

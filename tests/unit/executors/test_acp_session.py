@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from acp_kit import AGENTS, play
+from acp_kit import AGENTS, Log, Played, agent_options, make_session, play
+from ageval_executors.acp import AcpExecutor
+from ageval_executors.acp.entries import Entry, custom_entry
+from ageval_executors.acp.options import AcpOptions
+from ageval_executors.acp.usage import UsageRule
+
+from pytest_ageval.errors import ExecutorError
+from pytest_ageval.executor import ModelSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,3 +55,179 @@ def test_a_session_takes_turn_after_turn_and_long_prompts(tmp_path: Path) -> Non
         return await executor.invoke("a\u2028b\u0000c \ud800")
 
     assert play(tmp_path, "hello", act=act).result.text == "hello, 7"
+
+
+# -- model, effort, mode ---------------------------------------------------------------------------
+
+
+def test_a_model_is_chosen_by_the_sessions_option(tmp_path: Path) -> None:
+    played = play(tmp_path, "refuse_option", "accept", model=ModelSpec(id="fast-1"))
+
+    assert played.result.text == "session/set_config_option:fast-1"
+    assert played.result.model == "fast-1"
+
+
+@pytest.mark.parametrize("offer", ["", "no-option"])
+def test_a_model_that_cannot_be_set_is_an_error(tmp_path: Path, offer: str) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        play(tmp_path, "refuse_option", offer, model=ModelSpec(id="fast-1"))
+
+    assert caught.value.title == "acp_model_unavailable"
+    assert "'fast-1'" in caught.value.message
+
+
+def test_an_effort_that_cannot_be_set_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        play(tmp_path, "refuse_option", model=ModelSpec(reasoning_effort="high"))
+
+    assert caught.value.title == "acp_reasoning_effort_unavailable"
+
+
+def test_a_mode_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        play(tmp_path, "refuse_option", options={"mode": "plan"})
+
+    assert caught.value.title == "acp_mode_unavailable"
+    assert "'plan'" in caught.value.message
+
+
+def test_a_mode_that_only_saves_questions_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quiet(options: AcpOptions) -> Entry:
+        return replace(custom_entry(tuple(options.command or ()), {}, UsageRule()), quiet_mode="yolo")
+
+    monkeypatch.setattr(AcpOptions, "resolve", quiet)
+
+    played = play(tmp_path, "refuse_option")
+
+    assert played.result.ok
+    assert "'yolo'" in played.log.warnings[0]
+
+
+def test_the_command_can_hold_the_model(tmp_path: Path) -> None:
+    options = agent_options("environment", "--model={model}@{base_url} {other}")
+
+    played = play(
+        tmp_path, "", options=options, model=ModelSpec(id="m1"), base_url="http://127.0.0.1:9/v1"
+    )
+
+    told = json.loads(played.result.text)
+    assert told["argv"] == ["--model=m1@http://127.0.0.1:9/v1 {other}"]
+    assert told["env"]["OPENAI_BASE_URL"] == "http://127.0.0.1:9/v1"
+
+
+def test_the_agents_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "x")
+    options = agent_options("environment", env={"MINE": "1"})
+
+    played = play(
+        tmp_path,
+        "",
+        options=options,
+        isolation="auto",
+        env={"OF_THE_TASK": "2"},
+        api_key="k-123",
+        api_key_name="VENDOR_KEY",
+    )
+
+    told = json.loads(played.result.text)
+    assert told["cwd"] == "/attempt/workspace"
+    env = told["env"]
+    assert (env["HOME"], env["MINE"], env["OF_THE_TASK"]) == ("/attempt/home", "1", "2")
+    assert env["VENDOR_KEY"] == "k-123"
+    assert "SECRET_OF_THE_HOST" not in env
+
+
+def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stderr.write('key k-123'); print('hi k-123')"]
+
+    with pytest.raises(ExecutorError):
+        play(
+            tmp_path,
+            "",
+            options={"command": command},
+            api_key="k-123",
+            api_key_name="VENDOR_KEY",
+            raw_dir=tmp_path / "raw",
+        )
+
+    assert (tmp_path / "raw" / "agent-stderr.log").read_text() == "key ${VENDOR_KEY}"
+    assert (tmp_path / "raw" / "agent-stdout.log").read_text() == "hi ${VENDOR_KEY}"
+
+
+# -- resume ----------------------------------------------------------------------------------------
+
+
+def resumed(work: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str = "") -> Played:
+    original = AcpExecutor.open
+
+    async def open_old(self: AcpExecutor) -> None:
+        self.resume_from = "old"
+        await original(self)
+
+    monkeypatch.setattr(AcpExecutor, "open", open_old)
+    return play(work, scenario, argument, options={"usage": "session"})
+
+
+def test_a_session_is_loaded_and_its_replay_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = resumed(tmp_path, monkeypatch, "load", "ok")
+
+    assert played.result.text == "continued"
+    assert played.executor.native_session_id == "old"
+    assert played.result.metadata["replayed_updates"] == 2
+    assert played.result.usage.prompt_tokens == 150
+    assert [event["text"] for event in played.log.of_kind("text")] == ["continued"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "argument", "told"),
+    [
+        ("load", "error", "no rollout found for thread"),
+        ("load", "empty", "replayed nothing, and refused the prompt"),
+        ("hello", "", "cannot load sessions"),
+    ],
+)
+def test_a_session_that_cannot_be_loaded_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str, told: str
+) -> None:
+    played = resumed(tmp_path, monkeypatch, scenario, argument)
+
+    assert played.result.ok
+    assert played.result.text in ("fresh", "hello, 5")
+    assert told in played.log.warnings[0]
+    assert played.executor.native_session_id == "sess-1"
+
+
+def test_importing_the_executor_does_not_import_the_library() -> None:
+    code = (
+        "import sys, ageval_executors.acp as a; a.AcpExecutor;"
+        "print([m for m in ('acp', 'pydantic') if m in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acp.connection", None)
+
+    with pytest.raises(ExecutorError) as caught:
+        play(tmp_path, "hello")
+
+    assert caught.value.title == "acp_extra_missing"
+    assert "pip install 'pytest-ageval[acp]'" in caught.value.message
+
+
+def test_without_a_box_there_is_no_session() -> None:
+    executor = AcpExecutor(make_session(None, Log(), {"command": ["x"]}))
+
+    with pytest.raises(ExecutorError) as caught:
+        asyncio.run(executor.open())
+
+    assert caught.value.title == "acp_box_missing"

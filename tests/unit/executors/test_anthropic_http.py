@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from ageval_executors.anthropic_http import AnthropicExecutor
 from http_kit import ADD, KEY, Told, ask, drive, leaks
 
+from ageval_executors.anthropic_http import AnthropicExecutor
 from pytest_ageval.executor import ModelSpec
 from pytest_ageval.testing.scripted_model import (
     NO_USAGE,
@@ -106,6 +106,20 @@ def test_messages_and_tools_are_translated():
     assert body["tools"] == [
         {"name": "add", "description": function["description"], "input_schema": function["parameters"]}
     ]
+
+
+def test_a_result_stands_right_after_its_call_even_if_the_task_wrote_it_later():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "user", "content": "Quick!"},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    ]
+    with ScriptedModel([Text("x"), Text("y")]) as model:
+        ask(AnthropicExecutor, told_for(model), "", messages=messages)
+    kinds = [block["type"] for block in model.requests[0].body["messages"][2]["content"]]
+    assert kinds == ["tool_result", "text"]
 
 
 def test_images_are_translated():

@@ -10,9 +10,9 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from ageval_executors.openai_http import OpenAIExecutor
 from http_kit import ADD, KEY, Told, ask, drive, leaks
 
+from ageval_executors.openai_http import OpenAIExecutor
 from pytest_ageval.executor import ModelSpec
 from pytest_ageval.testing.scripted_model import (
     NO_USAGE,
@@ -647,3 +647,73 @@ def test_the_query_of_a_base_url_is_kept():
         told = Told(base_url=f"{model.base_url}/?api-version=1")
         assert ask(OpenAIExecutor, told).text == "hi"
     assert model.requests[0].path == "/v1/chat/completions?api-version=1"
+
+
+# -- rarer shapes --------------------------------------------------------------------------------
+
+
+def test_content_in_parts_and_a_refusal_in_a_field_of_its_own():
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    rows = [
+        delta(content=[thinking, {"type": "text", "text": "hi"}]),
+        delta("stop", refusal="I will not."),
+    ]
+    with raw_server(sse(*rows)) as (url, _):
+        told = Told(base_url=url)
+        result = ask(OpenAIExecutor, told)
+    assert (result.text, result.status) == ("hiI will not.", "refused")
+    assert told.events[0] == {"kind": "text", "channel": "thought", "text": "hm"}
+
+
+def test_a_refusal_and_an_image_on_responses():
+    item = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
+    body = {"id": "r1", "status": "completed", "output": [item]}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    spec = ModelSpec(id="m", api="responses")
+    with raw_server(http(json.dumps(body).encode())) as (url, got):
+        told = Told(base_url=url, model=spec)
+        result = ask(OpenAIExecutor, told, "", messages=[{"role": "user", "content": [image]}])
+    assert (result.text, result.status) == ("No.", "refused")
+    assert b'{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}' in got[0]
+
+
+def test_items_of_a_stream_whose_closing_event_is_empty():
+    item = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
+    rows = [
+        {"type": "response.output_item.done", "item": item},
+        {"type": "response.completed", "response": {"status": "completed", "output": []}},
+    ]
+    with raw_server(sse(*rows, done=False)) as (url, _):
+        told = Told(base_url=url, model=ModelSpec(id="m", api="responses"))
+        assert ask(OpenAIExecutor, told).text == "hi"
+
+
+def test_a_stream_that_stays_open_after_its_end_marker_does_not_hold_up_the_turn():
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    body = sse(delta("stop", content="hi")).split(b"\r\n\r\n", 1)[1]
+    release = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(65536)
+            self.request.sendall(head + body)
+            release.wait(10)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            told = Told(base_url=f"http://127.0.0.1:{server.server_address[1]}")
+            assert ask(OpenAIExecutor, told).text == "hi"
+            assert not release.is_set()
+        finally:
+            release.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_without_tls_is_a_fault_of_transport():
+    with ScriptedModel([Text("hi")]) as model:
+        told = Told(base_url=model.base_url.replace("http://", "https://"))
+        result = ask(OpenAIExecutor, told)
+    assert (result.error, result.transient) == ("TransportError:ConnectError", True)

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from http_kit import ADD, Told, ask
+
 from ageval_boxes.local import LocalBox
 from ageval_executors.nop import NopExecutor
 from ageval_executors.oracle import OracleExecutor
-from http_kit import ADD, Told, ask
-
 from pytest_ageval.box import SOLUTION, WORKSPACE, BoxSpec
 from pytest_ageval.errors import ExecutorError
 

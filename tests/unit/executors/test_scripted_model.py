@@ -251,20 +251,18 @@ def test_by_decides_and_may_leave_it_to_the_script():
 
 def test_in_order_serves_whoever_comes_first():
     turns = InOrder([Text("first"), HttpError(500, times=2), Text("last")])
-    with ScriptedModel(by=turns) as model:
-        with Client(model) as one, Client(model) as two:
-            assert one.text("a") == "first"
-            assert [two.post("b").status_code, one.post("c").status_code] == [500, 500]
-            assert two.text() == "last"
+    with ScriptedModel(by=turns) as model, Client(model) as one, Client(model) as two:
+        assert one.text("a") == "first"
+        assert [two.post("b").status_code, one.post("c").status_code] == [500, 500]
+        assert two.text() == "last"
 
 
 def test_a_by_that_fails_is_told_to_the_agent_and_to_the_test():
     def by(request):
         raise KeyError("oops")
 
-    with pytest.raises(ScriptError, match="oops"):
-        with ScriptedModel(by=by) as model, Client(model) as client:
-            assert client.post("a").status_code == 400
+    with pytest.raises(ScriptError, match="oops"), ScriptedModel(by=by) as model, Client(model) as client:
+        assert client.post("a").status_code == 400
 
 
 # -- which tool ----------------------------------------------------------------------------------
@@ -317,20 +315,22 @@ def test_write_falls_back_to_the_shell(tmp_path):
 
 
 def test_write_makes_a_patch_for_a_freeform_tool():
-    with ScriptedModel([Write("/w/a.txt", "one\ntwo\n")]) as model:
-        with Client(model, "responses", tools=CODEX) as client:
-            item = client.ask("<cwd>/w</cwd> go")["output"][0]
+    script = [Write("/w/a.txt", "one\ntwo\n")]
+    with ScriptedModel(script) as model, Client(model, "responses", tools=CODEX) as client:
+        item = client.ask("<cwd>/w</cwd> go")["output"][0]
     assert (item["type"], item["name"]) == ("custom_tool_call", "apply_patch")
     assert item["input"] == "*** Begin Patch\n*** Add File: a.txt\n+one\n+two\n*** End Patch"
 
 
 def test_a_script_that_no_tool_can_do_is_an_error_of_the_script():
-    with pytest.raises(ScriptError, match="no tool that runs a command among \\['add'\\]"):
-        with ScriptedModel([Shell("ls")]) as model:
-            with Client(model, tools=[chat_tool("add", {})]) as client:
-                reply = client.post("go")
-                assert reply.status_code == 400
-                assert "script error" in reply.json()["error"]["message"]
+    with (
+        pytest.raises(ScriptError, match="no tool that runs a command among \\['add'\\]"),
+        ScriptedModel([Shell("ls")]) as model,
+        Client(model, tools=[chat_tool("add", {})]) as client,
+    ):
+        reply = client.post("go")
+        assert reply.status_code == 400
+        assert "script error" in reply.json()["error"]["message"]
 
 
 # -- the wires -----------------------------------------------------------------------------------
@@ -367,11 +367,10 @@ def test_usage_keeps_each_wires_own_convention():
 
 
 def test_usage_can_be_missing_and_a_stream_tells_it_only_when_asked():
-    with ScriptedModel([Text("x", tokens=NO_USAGE), Text("y")]) as model:
-        with Client(model) as client:
-            assert "usage" not in client.ask("a")
-            client.stream = True
-            assert not any("usage" in event for event in events(client.post("b")))
+    with ScriptedModel([Text("x", tokens=NO_USAGE), Text("y")]) as model, Client(model) as client:
+        assert "usage" not in client.ask("a")
+        client.stream = True
+        assert not any("usage" in event for event in events(client.post("b")))
 
 
 def test_a_lone_surrogate_goes_out_as_an_escape():
@@ -383,11 +382,10 @@ def test_a_lone_surrogate_goes_out_as_an_escape():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", [Cut("par"), Hang(0.05), Hang(0.05, after="par")])
 def test_a_connection_that_ends_too_early(api, stream, fault):
-    with ScriptedModel([fault, Text("ok")]) as model:
-        with Client(model, api, stream=stream) as client:
-            with pytest.raises(httpx.RemoteProtocolError):
-                client.post("go")
-            assert client.post().status_code == 200
+    with ScriptedModel([fault, Text("ok")]) as model, Client(model, api, stream=stream) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.post("go")
+        assert client.post().status_code == 200
     assert [request.completed for request in model.requests] == [False, True]
 
 
@@ -454,3 +452,27 @@ def test_the_fixture_starts_stops_and_checks():
         next(factory)
     with pytest.raises(httpx.ConnectError):
         httpx.get(model.base_url + "/models", trust_env=False)
+
+
+def test_bodies_may_be_chunked_or_compressed():
+    import gzip
+
+    body = json.dumps({"messages": [{"role": "user", "content": "go"}]}).encode()
+    with ScriptedModel([Text("ok")]) as model, httpx.Client(trust_env=False) as http:
+        url = model.root_url + PATHS["chat"]
+        assert http.post(url, content=iter([body[:9], body[9:]])).status_code == 200
+        packed = gzip.compress(body)
+        assert http.post(url, content=packed, headers={"content-encoding": "gzip"}).status_code == 200
+    assert [request.prompt for request in model.requests] == ["go", "go"]
+
+
+def test_what_is_no_request_for_an_answer_is_told_so():
+    with ScriptedModel([Text("ok")]) as model, httpx.Client(trust_env=False) as http:
+        chat = model.root_url + PATHS["chat"]
+        assert http.post(chat, content=b"{").status_code == 400
+        assert http.post(chat, content=b"[]").status_code == 400
+        assert http.post(chat, json={"previous_response_id": "r1"}).status_code == 400
+        assert http.post(model.root_url + "/v1/embeddings", json={}).status_code == 404
+        assert http.post(model.root_url + "/v1/messages/count_tokens", json={}).json()["input_tokens"] == 1
+        assert http.head(model.root_url).status_code == 200
+    assert model.requests == []

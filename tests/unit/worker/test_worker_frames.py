@@ -80,8 +80,9 @@ def test_replies_come_in_any_order(bench: Bench) -> None:
         async def evaluate(inputs):
             order = []
             async def ask(prompt):
-                await inputs["agent"].session("judge").invoke(prompt)
-                order.append(prompt)
+                async with inputs["agent"].session("judge") as session:
+                    await session.invoke(prompt)
+                    order.append(prompt)
             await asyncio.gather(ask("first"), ask("second"))
             return order
         """,
