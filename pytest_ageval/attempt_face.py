@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ageval import portal
 from pytest_ageval.box import Box
-from pytest_ageval.errors import AgevalError, BoxError, ConfigError, TaskFailed
+from pytest_ageval.errors import AgevalError, BoxError, TaskFailed
 from pytest_ageval.faces import BoxFace
 from pytest_ageval.job import Job, running_dir
 
@@ -46,16 +46,13 @@ class AttemptFace:
         """Lock the item's task and create its attempt directory."""
         job = Job.of(item.config)
         _forget(item)
-        try:
-            locked = job.lock(item)
-        except ConfigError as error:
-            if error.code == "missing_binding" and item.variant.agent is None:
-                pytest.skip(
-                    "no agent is chosen: give one with --agent NAME, or bind the task's roles "
-                    "in profiles.yaml"
-                )
-            raise
-        face = cls(item, job.attempt(item, locked))
+        roles = job.unbound_roles(item)
+        if roles and not item.variant.role_agents:
+            pytest.skip(
+                f"nobody plays {', '.join(roles)}: choose an agent with --agent NAME, or bind it "
+                "in profiles.yaml"
+            )
+        face = cls(item, job.attempt(item, job.lock(item)))
         item.stash[FACE] = face
         try:
             face._write_note()

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytest_ageval._version import __version__
 from pytest_ageval.config import (
@@ -32,9 +32,11 @@ from pytest_ageval.errors import ConfigError
 from pytest_ageval.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Parser = argparse.ArgumentParser
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Command(NamedTuple):
@@ -55,13 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.arguments(sub)
     options = parser.parse_args(argv)
     try:
-        return COMMANDS[options.command].run(options)
+        code = COMMANDS[options.command].run(options)
+        sys.stdout.flush()
     except ConfigError as error:
         complain(error)
         return 2
     except BrokenPipeError:  # the reader of our output has enough
         sys.stderr.close()
         return 0
+    return code
 
 
 def say(text: str) -> None:
@@ -107,24 +111,43 @@ def lock_arguments(parser: Parser) -> None:
 def lock(options: argparse.Namespace) -> int:
     """Print the locks of the tasks at a path, without starting anything.
 
-    One lock is one JSON document; several are a JSON list. A key that is not set is no error here.
+    One lock is one JSON document; several are a JSON list. What is wrong with one task goes to
+    standard error (exit code 2) and does not stop the others. A key that is not set is no error here.
     """
     job = JobOptions.gather(vars(options))
-    dataset, tasks = find_tasks(options.path, options.task)
+    dataset, names = find_tasks(options.path, options.task)
+    tasks, broken = collect(names, lambda name: [load_task(dataset.tasks_root / name)])
     check_roles(job, (role for task in tasks for role in task.roles))
     registry = Registry()
-    locks = [
-        lock_task(task, dataset, variant, job, registry, credentials=False)
-        for task in tasks
-        for variant in plan_variants(job)
-        if variant.attempt == 1  # attempts share their lock
-    ]
+    variants = [v for v in plan_variants(job) if v.attempt == 1]  # attempts share their lock
+    locks, refused = collect(
+        tasks,
+        lambda task: [
+            lock_task(task, dataset, variant, job, registry, credentials=False) for variant in variants
+        ],
+    )
     if options.explain:
         say("\n\n".join("\n".join(explain(found)) for found in locks))
-    else:
+    elif locks:
         documents = [found.document for found in locks]
         say(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, sort_keys=True))
-    return 0
+    return 2 if broken or refused else 0
+
+
+def collect(items: Iterable[T], work: Callable[[T], list[R]]) -> tuple[list[R], int]:
+    """What `work` gives for all items, and how many it refused; each refusal is shown once."""
+    found: list[R] = []
+    seen: set[str] = set()
+    broken = 0
+    for item in items:
+        try:
+            found += work(item)
+        except ConfigError as error:
+            broken += 1
+            if str(error) not in seen:
+                complain(error)
+            seen.add(str(error))
+    return found, broken
 
 
 def explain(locked: LockedTask) -> Iterator[str]:
@@ -155,14 +178,10 @@ def tasks_arguments(parser: Parser) -> None:
 def tasks(options: argparse.Namespace) -> int:
     """List the tasks at a path; what is wrong with a task goes to standard error (exit code 2)."""
     dataset, names = _names(options.path)
-    broken = 0
-    for name in names:
-        try:
-            task = load_task(dataset.tasks_root / name)
-        except ConfigError as error:
-            complain(error)
-            broken += 1
-            continue
+    found, broken = collect(names, lambda name: [load_task(dataset.tasks_root / name)])
+    for task in found:
+        for note in task.notes:
+            sys.stderr.write(f"note: {printable(note)}\n")
         if options.json:
             say(json.dumps(_row(task), ensure_ascii=False, sort_keys=True))
         else:
@@ -181,8 +200,8 @@ def _row(task: TaskDocument) -> dict[str, Any]:
     }
 
 
-def find_tasks(path: Path, ids: Sequence[str]) -> tuple[Dataset, list[TaskDocument]]:
-    """The data set of `path` and the tasks that are meant. Raises ConfigError ``unknown_task``."""
+def find_tasks(path: Path, ids: Sequence[str]) -> tuple[Dataset, list[str]]:
+    """The data set of `path` and the ids that are meant. Raises ConfigError ``unknown_task``."""
     dataset, names = _names(path)
     for wanted in ids:
         if wanted not in names:
@@ -191,7 +210,7 @@ def find_tasks(path: Path, ids: Sequence[str]) -> tuple[Dataset, list[TaskDocume
                 f"there is no task {wanted!r} in {dataset.dataset_id}",
                 hint=did_you_mean(wanted, names),
             )
-    return dataset, [load_task(dataset.tasks_root / name) for name in ids or names]
+    return dataset, list(ids or names)
 
 
 def _names(path: Path) -> tuple[Dataset, list[str]]:

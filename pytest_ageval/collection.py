@@ -406,10 +406,8 @@ def _round(item: pytest.Item) -> int:
     return int(item.variant.attempt) if isinstance(item, TaskItem) else 1
 
 
-def has_tasks(ids: Iterable[str]) -> bool:
-    """Some of these node ids are attempts (the controller of a distributed run sees ids only)."""
-    return any(
-        nodeid.partition("::")[0].endswith(tuple(f"/{name}" for name in TASK_FILES))
-        or nodeid.startswith(tuple(f"{name}::" for name in TASK_FILES))
-        for nodeid in ids
-    )
+def has_tasks(nodeids: Iterable[str], rootpath: Path) -> bool:
+    """Some of these are attempts. The controller of a distributed run knows node ids only."""
+    files = dict.fromkeys(Path(nodeid.partition("::")[0]) for nodeid in nodeids)
+    named = (rootpath / file for file in files if file.name in TASK_FILES)
+    return any(is_task_directory(file.parent) for file in named)

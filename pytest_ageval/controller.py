@@ -59,10 +59,10 @@ class Controller:
             from pytest_ageval.report.terminal import headline
 
             reporter.ensure_newline()
-            reporter.write_line(headline(self.config))
+            reporter.write_line(headline(self.config, ids))
 
     def _collected(self, ids: Sequence[str]) -> None:
-        if not has_tasks(ids):
+        if not has_tasks(ids, self.config.rootpath):
             return
         self.has_tasks = True
         self.interrupts.install(self.config)
@@ -133,7 +133,7 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """The attempt that a worker died in is one ERROR: in the terminal, in JUnit XML, in HTML."""
-        if not has_tasks([crashitem]):
+        if not has_tasks([crashitem], self.config.rootpath):
             return
         gateway = report.node.gateway.id
         note = self._note(gateway)
@@ -143,9 +143,14 @@ class Controller:
         message = f"the process {gateway} died while it ran this attempt" + (
             f"; its evidence so far: {where}" if where else ""
         )
-        report.when = "setup"
         report.location = (report.location[0], None, crashitem.partition("::")[2])
         report.longrepr = f"WorkerCrashed: {message}"
+        if crashitem in self.results:
+            # The verdict had been told: it stands, and what failed is the clean-up.
+            report.when = "teardown"
+            self.warnings[crashitem] = {"message": message}
+            return
+        report.when = "setup"
         report.ageval_crash = True  # type: ignore[attr-defined]
         kept = ("dataset", "task", "agent", "model", "box", "attempt", "attempt_dir", "attempt_id")
         report.ageval = {  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ class Worker:
         """Handle signals, if there is something to clean up."""
         from pytest_ageval.collection import has_tasks
 
-        if has_tasks(item.nodeid for item in session.items):
+        if has_tasks((item.nodeid for item in session.items), self.config.rootpath):
             self.interrupts.install(self.config)
 
     def pytest_runtest_logstart(self) -> None:

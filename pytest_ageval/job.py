@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_ageval import options
+from pytest_ageval.collection import TASK_FILES
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
     from pytest_ageval.collection import TaskItem
@@ -97,7 +98,10 @@ class Job:
 
     @cached_property
     def registry(self) -> Registry:
-        """Box kinds and executors, those of plugins and conftest.py files included."""
+        """Box kinds and executors, those of plugins and conftest.py files included.
+
+        Complete once the collection is.
+        """
         from pytest_ageval.registry import Registry
 
         return Registry(
@@ -120,32 +124,40 @@ class Job:
 
         if not self.config.pluginmanager.is_registered(defaults):
             self.config.pluginmanager.register(defaults, "ageval-defaults")
+        self._check(self._read_options)
+
+    def _check(self, check: Callable[[], None]) -> None:
         try:
-            self._check()
+            check()
         except ConfigError as error:
             self.usage_error = error
         except pytest.UsageError as error:
             self.usage_error = ConfigError("invalid_option", str(error))
 
-    def _check(self) -> None:
-        """Every name on the command line exists. What depends on the task is checked by its lock."""
+    def _read_options(self) -> None:
+        """All of them can be understood."""
+        for name in options.BY_NAME:
+            self.option(name)
+        _ = self.variants
+
+    def _look_up_names(self) -> None:
+        """Every agent and every box exists. Only now have all conftest.py files been read."""
         from pytest_ageval.config import load_agent
 
         for variant in self.variants:
-            refs = (variant.agent, *(ref for _, ref in variant.role_agents))
-            for ref in refs:
+            for ref in (variant.agent, *(ref for _, ref in variant.role_agents)):
                 if ref is not None:
                     load_agent(ref, self.registry)
             if variant.box is not None:
                 self.registry.box(variant.box)
-        for name in ("permission", "keep_workspace", "keep_raw", "exit"):
-            self.option(name)
 
     def refuse_bad_usage(self, items: list[pytest.Item]) -> None:
         """Raise `pytest.UsageError` if the command line is wrong.
 
         A worker cannot: it runs nothing, and the controller says why.
         """
+        if self.usage_error is None:
+            self._check(self._look_up_names)
         if self.usage_error is None:
             return
         if hasattr(self.config, "workeroutput"):
@@ -184,6 +196,13 @@ class Job:
         if name not in self._marks:
             self._marks.add(name)
             self.config.addinivalue_line("markers", f"{name}: of a task")
+
+    def unbound_roles(self, item: TaskItem) -> Sequence[str]:
+        """Roles of the task that neither the command line nor the data set binds."""
+        from pytest_ageval.config import unbound_roles
+
+        dataset = self.dataset(cast("Path", item.file.root))
+        return unbound_roles(item.file.task, dataset, item.variant, self.options)
 
     def lock(self, item: TaskItem) -> LockedTask:
         """The locked configuration of an item."""
@@ -252,17 +271,32 @@ class Job:
 
     # -- words -----------------------------------------------------------------------------------
 
-    def describe(self) -> str:
-        """``codex, pi x local (bubblewrap) x 2 attempts; evidence in ...`` for the header."""
-        agents = list(dict.fromkeys(_agent_words(variant) for variant in self.variants))
-        boxes = [self._box_words(kind) for kind in self.options.boxes] or ["the data sets' boxes"]
+    def describe(self, nodeids: Iterable[str]) -> str:
+        """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...`` for the header."""
+        roots = self._roots(nodeids)
+        agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
+        kinds = self.options.boxes or dict.fromkeys(self._default_box(root) for root in roots)
         attempts = self.options.attempts
-        given = self.option("dir")
+        places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return (
-            f"{', '.join(agents)} x {', '.join(boxes)} x {attempts} "
+            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds))} x {attempts} "
             f"attempt{'s' if attempts != 1 else ''}; run {run_id(self.config)[:12]}; "
-            f"evidence in {given or '<data set>/.ageval'}/runs"
+            f"evidence in {''.join(places[:1])}{more}"
         )
+
+    def _roots(self, nodeids: Iterable[str]) -> list[Path]:
+        from pytest_ageval.config import find_dataset_root
+
+        files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
+        tasks = [file for file in files if Path(file).name in TASK_FILES]
+        found = dict.fromkeys(find_dataset_root(self.config.rootpath / file) for file in tasks)
+        return [root for root in found if root is not None]
+
+    def _default_box(self, root: Path) -> str:
+        from pytest_ageval.config import load_profiles
+
+        return load_profiles(self.dataset(root), self.options.profiles).environment
 
     def _box_words(self, kind: str) -> str:
         mine = {row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)}

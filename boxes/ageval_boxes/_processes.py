@@ -110,7 +110,7 @@ def _still(procs: Sequence[Proc]) -> list[Proc]:
 async def end_processes(find: Callable[[], list[Proc]], grace: float) -> tuple[list[str], list[str]]:
     """TERM, wait `grace` seconds, KILL whatever `find` still finds, verify.
 
-    Returns the labels of all who were ended and of those who would not go.
+    Returns the labels of those found at first, and of those who would not go.
     """
     procs = await asyncio.to_thread(find)
     labels = {proc.pid: label(proc.pid) for proc in procs}
@@ -128,12 +128,10 @@ async def end_processes(find: Callable[[], list[Proc]], grace: float) -> tuple[l
     while True:
         # Found anew each time: a process may have forked between two looks.
         for proc in await asyncio.to_thread(find):
-            if proc.pid not in known:
-                labels[proc.pid] = label(proc.pid)
             known[proc.pid] = proc
         left = _still(list(known.values()))
         if not left or clock() > deadline:
-            return list(labels.values()), [labels[proc.pid] for proc in left]
+            return list(labels.values()), [label(proc.pid) for proc in left]
         for proc in left:
             send(proc, signal.SIGKILL)
         await asyncio.sleep(_POLL)

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_ageval.config.dataset import Dataset
-    from pytest_ageval.config.job import JobOptions, Override, Variant
+    from pytest_ageval.config.job import JobOptions, Variant
     from pytest_ageval.config.tasks import TaskDocument
 
 #: Options that every executor takes: the session service reads them.
 SERVICE_OPTIONS = frozenset({"upstream_stall_seconds"})
+#: Kinds of box that the format knows; not all of them need to be installed.
+_BOX_NAMES = frozenset({"local", "docker", "ssh", "e2b", "daytona"})
 #: Where the settings of a model belong that are often written into ``options``.
 _MODEL_OPTIONS = {
     "api": "model.api",
@@ -53,13 +55,12 @@ class Origin:
     root: Path | None
     agent: str | None = None
     agent_ref: str | None = None
-    #: Where each value of the row comes from, by its pointer in the row.
-    labels: Mapping[str, str] = field(default_factory=dict)
+    #: The values that an option changed, by their pointer in the row: its source and its spelling.
+    changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def error(self, code: str, message: str, pointer: str = "", hint: str | None = None) -> ConfigError:
         """A ConfigError at `pointer` of the row: in the file, or in the option that set the value."""
-        label = self.labels.get(pointer, self.label)
-        source = self.source if label == self.label else Source(None, f"option from {label}")
+        source = Source(None, self.changed[pointer][1]) if pointer in self.changed else self.source
         return source.error(code, message, self.at + pointer, hint)
 
 
@@ -102,13 +103,12 @@ def bind_role(
     """The binding of `role`. Raises ConfigError: see the reference of error codes."""
     profiles = load_profiles(dataset, job.profiles)
     row, origin = _row(role, task, dataset, profiles, variant, registry)
-    sources = dict.fromkeys(_leaves(row), origin.label)
-    for pointer, value, label in _changes(role, row, variant, job):
-        _put(row, pointer, value)
-        sources = {p: s for p, s in sources.items() if not p.startswith(join_pointer(*pointer))}
-        sources |= dict.fromkeys(_leaves(value, pointer), label)
-    origin = replace(origin, labels=sources)
-    profile = _checked(row, origin, sources)
+    changed: dict[str, tuple[str, str]] = {}
+    for tokens, value, option in _changes(role, variant, job):
+        _put(row, tokens, value)
+        changed |= dict.fromkeys(_leaves(value, tokens), option)
+    origin = replace(origin, changed=changed)
+    profile = _checked(row, origin)
     if profile.executor is None:
         raise _unbound(role, task, dataset, origin)
     cls = _executor(profile.executor, origin, registry)
@@ -133,7 +133,11 @@ def bind_role(
         extensions=tuple(plain(extension) for extension in profile.extensions or ()),
     )
     at = join_pointer("agent_profiles", role)
-    rows = [Resolution(at + p, s, _dig(row, p)) for p, s in sorted(sources.items())]
+    rows = [
+        Resolution(at + pointer, source, _dig(row, pointer), note)
+        for pointer in sorted(_leaves(row))
+        for source, note in (changed.get(pointer, (origin.label, "")),)
+    ]
     rows += [Resolution(f"{at}/{name}", "default", value) for name, value in defaults.items()]
     return Bound(binding, cls, url, tuple(rows))
 
@@ -194,25 +198,22 @@ def _unbound(role: str, task: TaskDocument, dataset: Dataset, origin: Origin) ->
     )
 
 
-Change = tuple[tuple[str, ...], Any, str]
+#: Tokens of a pointer into the row, the new value, and the option: its source and its spelling.
+Change = tuple[tuple[str, ...], Any, tuple[str, str]]
 
 
-def _changes(role: str, row: Mapping[str, Any], variant: Variant, job: JobOptions) -> Iterator[Change]:
+def _changes(role: str, variant: Variant, job: JobOptions) -> Iterator[Change]:
     """What the command line replaces, the more specific one last."""
     if variant.model is not None:
-        yield ("model", "id"), variant.model, job.source("models")
+        yield ("model", "id"), variant.model, (job.source("models"), "--model")
     if job.effort is not None:
-        yield ("model", "reasoning", "effort"), job.effort, job.source("effort")
+        yield ("model", "reasoning", "effort"), job.effort, (job.source("effort"), "--effort")
     if job.base_url is not None:
-        yield ("base_url",), job.base_url, job.source("base_url")
+        yield ("base_url",), job.base_url, (job.source("base_url"), "--base-url")
     for name in (WILDCARD, role):
         for override in job.overrides:
             if override.tokens[:2] == ("agent_profiles", name):
-                yield from _override(override, job)
-
-
-def _override(override: Override, job: JobOptions) -> Iterator[Change]:
-    yield override.tokens[2:], override.value, f"{job.source('sets')} --set"
+                yield override.tokens[2:], override.value, (job.source("sets"), "--set")
 
 
 def _put(row: dict[str, Any], tokens: tuple[str, ...], value: Any) -> None:
@@ -237,15 +238,14 @@ def _dig(row: Any, pointer: str) -> Any:
     return row
 
 
-def _checked(row: dict[str, Any], origin: Origin, sources: Mapping[str, str]) -> ProfileRow:
+def _checked(row: dict[str, Any], origin: Origin) -> ProfileRow:
     """The row as a type. The file was checked when it was read, so what is wrong now was set."""
-    changed = any(label != origin.label for label in sources.values())
-    source = Source(None, "command line") if changed else origin.source
+    source = Source(None, "command line") if origin.changed else origin.source
     try:
         profile = convert(row, ProfileRow, source, at=origin.at)
     except ConfigError as error:
         raise model_error(error) from None
-    if changed:
+    if origin.changed:
         check_row(profile, source, origin.at, needs_model_id=False)
     return profile
 
@@ -259,7 +259,8 @@ def _executor(kind: str, origin: Origin, registry: Kinds) -> type[Executor]:
 
 def _check_extensions(profile: ProfileRow, origin: Origin, registry: Kinds) -> None:
     """A row must name something that is there, and its options must have a reader."""
-    known = {*registry.plugin_ids(), "default"}
+    boxes = {*registry.box_kinds(), *_BOX_NAMES}
+    known = {*registry.plugin_ids(), *boxes, "default"}
     for index, row in enumerate(profile.extensions or ()):
         at = f"/extensions/{index}"
         if row.plugin not in known:
@@ -269,7 +270,7 @@ def _check_extensions(profile: ProfileRow, origin: Origin, registry: Kinds) -> N
                 f"{at}/plugin",
                 did_you_mean(row.plugin, known),
             )
-        if row.options and row.plugin in registry.box_kinds():
+        if row.options and row.plugin in boxes:
             raise origin.error(
                 "invalid_schema",
                 f"options of the box {row.plugin} are not read from extensions",

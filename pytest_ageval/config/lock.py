@@ -127,7 +127,7 @@ def _box(
     try:
         cls = registry.box(kind)
     except ConfigError as error:
-        hint = error.hint
+        hint = error.hint or "another kind can be chosen with --box"
         if profiles.path is None and not variant.box:
             hint = "the data set names no box: use --box, or write environment: into profiles.yaml"
         raise source.error(error.code, error.message, "/environment", hint) from None

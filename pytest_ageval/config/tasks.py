@@ -31,7 +31,7 @@ from pytest_ageval.config.locked import (
     ScoringBox,
 )
 from pytest_ageval.config.where import did_you_mean, join_pointer, listed, printable
-from pytest_ageval.config.yamlio import load_yaml
+from pytest_ageval.config.yamlio import differently_read, load_yaml
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class TaskDocument:
     artifacts: tuple[Artifact, ...] = ()
     evaluation: Evaluation = field(default_factory=Evaluation)
     provenance: Mapping[str, Any] | None = None
+    #: What a reader of the file should know; nothing is wrong.
+    notes: tuple[str, ...] = ()
 
     @property
     def source(self) -> Source:
@@ -148,6 +150,11 @@ def _read(path: Path) -> TaskDocument:
         artifacts=artifacts,
         evaluation=_evaluation(file.evaluation, artifacts, source),
         provenance=check_provenance(file.provenance, source),
+        notes=tuple(
+            f"{source.shown}:{line}: {text} is the text {text!r} here, YAML 1.1 reads another type; "
+            "write it in quotes, or as true, false or a plain number"
+            for line, text in differently_read(path, "/parameters", file.parameters)
+        ),
     )
     check_active_profile(task.parameters, task.roles, source)
     return task

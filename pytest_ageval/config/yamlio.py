@@ -28,6 +28,7 @@ from pytest_ageval.config.where import display, split_pointer
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 #: Bytes of the largest file that is read.
@@ -166,6 +167,47 @@ def parse_value(text: str, what: str) -> Any:
     """One YAML value, as on a command line; `what` is named in errors."""
     root = _compose(text, what)
     return None if root is None else _Builder(what).build(root, 0)
+
+
+#: Unquoted text that YAML 1.1 readers take for a boolean or a number.
+_OTHERWISE = re.compile(
+    r"(?:yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?0[0-7_]+|[-+]?0x[0-9a-fA-F_]+|\+[0-9]+"
+    r"|[-+]?[0-9]+(?:_[0-9]+)+|[-+]?[1-9][0-9]*(?::[0-5]?[0-9])+|[-+]?\.(?:inf|nan)|[-+]?[0-9]+\.)"
+)
+
+
+def differently_read(path: Path, pointer: str, value: Any) -> list[tuple[int, str]]:
+    """Line and text of the values below `pointer` that are text here and another type in YAML 1.1.
+
+    `value` is what was read there. The file is read again only if it holds such a text.
+    """
+    if not _holds_otherwise(value):
+        return []
+    node = _compose(read_text(path), display(path))
+    for token in split_pointer(pointer):
+        found = _child(node, token)
+        if found is None:
+            return []
+        node = found[1]
+    return list(_otherwise(node))
+
+
+def _holds_otherwise(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_otherwise, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and _OTHERWISE.fullmatch(value) is not None
+
+
+def _otherwise(node: Any) -> Iterator[tuple[int, str]]:
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag == _BARE and _OTHERWISE.fullmatch(node.value):
+            yield _line(node), node.value
+    elif isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            yield from _otherwise(value)
+    else:
+        for item in node.value:
+            yield from _otherwise(item)
 
 
 def find_line(path: Path, pointer: str) -> int | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 from pytest_ageval.attempt_face import FACE, KNOWN, AttemptFace, describe
 from pytest_ageval.errors import AgevalError, TaskFailed
@@ -44,8 +47,14 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Decide between FAIL and ERROR, and attach what the summary and the reports need."""
     face = item.stash.get(FACE, None)
+    redact = str if face is None else face.raw.redactor.text
     if call.excinfo is not None and not report.skipped:
-        _classify(call.excinfo, call.when, report)
+        _classify(call.excinfo, call.when, report, redact)
+    if face is not None:
+        shown = report.longreprtext
+        if redact(shown) != shown:
+            report.longrepr = redact(shown)
+        report.sections[:] = [(n, face.raw.redactor.text(text)) for n, text in report.sections]
     if call.when == "teardown" and face is not None and face.raw.cleanup_warning:
         report.ageval_cleanup = clean(face.raw.cleanup_warning)  # type: ignore[attr-defined]
     if call.when == "teardown" or (call.when == "setup" and not report.failed):
@@ -66,26 +75,27 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 
-def _classify(excinfo: pytest.ExceptionInfo[BaseException], when: str, report: pytest.TestReport) -> None:
+def _classify(
+    excinfo: pytest.ExceptionInfo[BaseException],
+    when: str,
+    report: pytest.TestReport,
+    redact: Callable[[str], str],
+) -> None:
     """Everything but the verdict is an ERROR, which pytest tells by the phase of the report."""
     error = excinfo.value
     if isinstance(error, AgevalError | TaskFailed):
         # No traceback of ours: the message says it all. Survives xdist, keeps the summary line.
         found = excinfo.getrepr(style="value")
-        crash = getattr(found, "reprcrash", None)
-        if crash is not None:
-            crash.message = _headline(error)
         for entry in getattr(getattr(found, "reprtraceback", None), "reprentries", ()):
-            entry.lines[:] = clean("\n".join(entry.lines), LONG_TEXT).split("\n")
+            # Redacted before it is cut: half a credential is not recognised.
+            entry.lines[:] = clean(redact("\n".join(entry.lines)), LONG_TEXT).split("\n")
         report.longrepr = found
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        first = redact(str(error)).strip().partition("\n")[0]
+        crash.message = clean(f"{type(error).__name__}: {first}", MESSAGE)
     if when == "call" and not isinstance(error, TaskFailed):
         report.when = "setup"
-
-
-def _headline(error: BaseException) -> str:
-    """The line of the short summary, and the ``message`` of JUnit XML."""
-    first = str(error).strip().partition("\n")[0]
-    return clean(f"{type(error).__name__}: {first}", MESSAGE)
 
 
 def summary(
@@ -105,7 +115,7 @@ def summary(
         agent=face.item.variant.agent or outcome.agent,
         status="ERROR" if _is_error(error) else outcome.status,
         error=failure,
-        failed_checks=outcome.failed_checks,
+        failed_checks=list(outcome.failed_checks),
         checks=[
             {name: row[name] for name in CHECK_FIELDS if name in row} for row in list(outcome.checks)[:CHECKS]
         ],
@@ -121,7 +131,7 @@ def summary(
         "dataset_id",
     ):
         data.pop(name, None)
-    found: dict[str, Any] = plain(data)
+    found: dict[str, Any] = plain(face.raw.redactor.value(data))
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.errors import AgevalError
 from pytest_ageval.report.numbers import (
     cost,
     count,
@@ -32,11 +33,14 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-def headline(config: pytest.Config) -> str:
+def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
     """What is about to run: agents x boxes x attempts, isolation, where the evidence goes."""
     from pytest_ageval.job import Job
 
-    return f"ageval: {Job.of(config).describe()}"
+    try:
+        return f"ageval: {Job.of(config).describe(nodeids)}"
+    except AgevalError as error:  # each attempt will say so itself
+        return f"ageval: {error.title}: {error.message}"
 
 
 def summarize(

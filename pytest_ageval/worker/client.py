@@ -258,6 +258,8 @@ class _Server:
         await asyncio.to_thread(self._kill_remains, [worker.cookie for worker in workers])
         for worker in workers:
             worker.ended(None)
+            # Whoever never waits for it must not leave its socket open.
+            await worker.concluded()
 
     def _kill_remains(self, cookies: list[str]) -> None:
         self._process.kill()

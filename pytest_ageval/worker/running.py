@@ -76,6 +76,10 @@ class Worker:
         if not self._end.done():
             self._end.set_result(message)
 
+    async def concluded(self) -> None:
+        """Return when its end has been dealt with, whatever it was. Called by the pool."""
+        await asyncio.wait([self._outcome])
+
     async def wait(self) -> WorkerOutcome:
         """What came of it, once it and everything that it started have ended.
 

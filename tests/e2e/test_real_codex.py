@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from ageval_executors.acp import AcpExecutor
 
-from pytest_ageval.box import WORKSPACE
+from ageval_boxes.local import LocalBox
+from ageval_executors.acp import AcpExecutor
+from pytest_ageval.box import WORKSPACE, BoxSpec
 from pytest_ageval.executor import AgentResult, ModelSpec
 from pytest_ageval.testing.scripted_model import HttpError, ScriptedModel, Shell, Text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "executors"))
-from acp_kit import Log, local_box, make_session
+from acp_kit import Log, make_session
 
 pytestmark = [
     pytest.mark.real_agent,
@@ -24,33 +25,46 @@ pytestmark = [
 ]
 
 
-def turn(work: Path, model: ScriptedModel, log: Log, prompt: str = "make a file") -> AgentResult:
+class PlainBox(LocalBox):
+    """A local box that cannot show files of the host, as a remote one: the agent is installed inside."""
+
+    expose = None  # type: ignore[assignment]
+
+
+def turn(
+    work: Path, model: ScriptedModel, log: Log, cls: type[LocalBox] = LocalBox, name: str = "gpt-5.5"
+) -> AgentResult:
     async def run() -> AgentResult:
-        async with local_box(work, "auto") as box:
+        box = cls(BoxSpec(kind="local", attempt_id="att-1", task_id="t", work_dir=work / "box"))
+        try:
+            await box.start()
             session = make_session(
                 box,
                 log,
                 {"entry": "codex"},
                 base_url=model.base_url,
-                model=ModelSpec(id="gpt-5.5"),
+                model=ModelSpec(id=name),
             )
             await AcpExecutor.prepare(session)
             executor = AcpExecutor(session)
             try:
                 await executor.open()
-                result = await executor.invoke(prompt)
+                result = await executor.invoke("make a file")
             finally:
                 await executor.close()
             await box.download(WORKSPACE, work / "workspace")
-            return result
+        finally:
+            await box.stop()
+        return result
 
     return asyncio.run(run())
 
 
-def test_codex_works_in_the_workspace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cls", [LocalBox, PlainBox])
+def test_codex_works_in_the_workspace(tmp_path: Path, cls: type[LocalBox]) -> None:
     log = Log()
     with ScriptedModel([Shell("echo hello > made.txt"), Text("all done")]) as model:
-        result = turn(tmp_path, model, log)
+        result = turn(tmp_path, model, log, cls)
 
     assert result.ok, result.error
     assert result.text == "all done"
@@ -70,3 +84,12 @@ def test_a_provider_that_fails_is_not_an_answer(tmp_path: Path) -> None:
     assert result.infrastructure
     assert not result.transient
     assert "scripted error" in str(result.error)
+
+
+def test_the_adapters_own_remarks_are_not_the_answer(tmp_path: Path) -> None:
+    log = Log()
+    with ScriptedModel([Text("all done")]) as model:
+        result = turn(tmp_path, model, log, name="a-model-that-codex-does-not-know")
+
+    assert result.text == "all done"
+    assert [event for event in log.of_kind("opaque") if event.get("notice")]

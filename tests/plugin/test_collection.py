@@ -302,7 +302,7 @@ def test_without_an_agent_a_task_that_needs_one_is_skipped(demo: DataSet) -> Non
     demo.task("alone")
     result = demo.pytest("-rs")
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*no agent is chosen: give one with --agent NAME*"])
+    result.stdout.fnmatch_lines(["SKIPPED*nobody plays solver: choose an agent with --agent NAME*"])
     assert len(demo.attempts()) == 1
 
 

@@ -243,3 +243,26 @@ def test_the_variant_exists_for_tasks_only(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*exists for tasks only*"])
+
+
+def test_an_executor_of_the_data_set_that_is_collected_last(demo: DataSet) -> None:
+    demo.task("foo", roles=("solver",))
+    last = DataSet(demo.pytester, demo.pytester.path / "datasets" / "last")
+    last.task("bar", READING, INVOKING, roles=("solver",))
+    (last.root / "conftest.py").write_text(
+        dedent(
+            """
+            from pytest_ageval.executor import AgentResult, Executor
+
+            class Hello(Executor):
+                kind = "hello"
+
+                async def invoke(self, prompt, *, tools=None, messages=None):
+                    return AgentResult(text="hello")
+
+            def pytest_ageval_executors():
+                return {"hello": Hello}
+            """
+        )
+    )
+    demo.pytest("--agent", "hello").assert_outcomes(passed=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,12 +96,10 @@ def start(demo: DataSet, *args: str, ignore: bool = False) -> subprocess.Popen[s
 
 
 def directories(scratch: Path) -> list[str]:
-    """What is left in the temporary directory, apart from pytest's own."""
-    return sorted(
-        str(path.relative_to(scratch))
-        for path in scratch.rglob("*")
-        if not path.relative_to(scratch).parts[0].startswith("pytest-of-") and path != work_parent()
-    )
+    """What is left in the temporary directory, apart from pytest's own and the boxes' common one."""
+    found = [path.relative_to(scratch) for path in scratch.rglob("*")]
+    ours = [path for path in found if not path.parts[0].startswith("pytest-of-")]
+    return sorted(str(path) for path in ours if not re.fullmatch(r"pytest-ageval-\d+", str(path)))
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
@@ -236,3 +235,21 @@ def test_a_handler_of_the_user_is_left_alone(demo: DataSet) -> None:
         """
     )
     demo.pytest().assert_outcomes(passed=1)
+
+
+def test_a_verdict_that_was_told_stands_when_the_worker_dies_afterwards(demo: DataSet) -> None:
+    demo.task("foo")
+    demo.pytester.makeconftest(
+        """
+        import os, signal
+
+        def pytest_runtest_makereport(item, call):
+            if call.when == "teardown":
+                os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    result = demo.pytest("-n", "1", "--junitxml=out.xml")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["demo *1 *0 *0 *1/1 *", "clean-up warning: *foo*died*"])
+    assert [row["status"] for row in demo.results()] == ["PASS"]
+    assert len(demo.attempts()) == 1

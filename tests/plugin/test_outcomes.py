@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from textwrap import dedent
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .conftest import CRASHING, FAILING, DataSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BROKEN_RUN = """
 def run(ctx):
@@ -196,3 +200,43 @@ def test_quiet_listing_has_ids_only(demo: DataSet) -> None:
     demo.task("foo")
     result = demo.pytest("--co", "-q")
     assert result.outlines[0] == "datasets/demo/tasks/foo/task.yaml::foo[default]"
+
+
+def test_where_the_evidence_goes_and_what_is_kept(demo: DataSet, scratch: Path) -> None:
+    demo.task("foo")
+    demo.pytest("--ageval-dir", "elsewhere", "--keep-workspace").assert_outcomes(passed=1)
+    assert demo.attempts() == []
+    (attempt,) = (demo.pytester.path / "elsewhere" / "runs").iterdir()
+    assert (attempt / "result.json").is_file()
+    assert [path.read_text() for path in scratch.rglob("answer.txt")] == ["42"]
+
+
+def test_a_relative_ini_directory_is_below_the_rootdir(
+    demo: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo.task("foo")
+    demo.pytester.makeini("[pytest]\nageval_dir = evidence\n")
+    monkeypatch.chdir(demo.root)
+    demo.pytest("tasks").assert_outcomes(passed=1)
+    assert (demo.pytester.path / "evidence" / "runs").is_dir()
+
+
+SCHEDULER = """
+    def pytest_sessionfinish(session):
+        found = session.config.pluginmanager.getplugin("dsession")
+        if found is not None:
+            print("chunk", found.sched.maxschedchunk)
+"""
+
+
+def test_attempts_are_handed_out_one_by_one(demo: DataSet) -> None:
+    demo.task("foo")
+    demo.pytester.makeconftest(SCHEDULER)
+    demo.pytest("-n", "2", "-s").stdout.fnmatch_lines(["*chunk 1"])
+    demo.pytest("-n", "2", "-s", "--maxschedchunk=5").stdout.fnmatch_lines(["*chunk 5"])
+
+
+def test_tests_of_other_projects_are_handed_out_as_ever(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(SCHEDULER)
+    pytester.makepyfile("import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_n(n): pass")
+    pytester.runpytest_subprocess("-n", "2", "-s").stdout.fnmatch_lines(["*chunk 9"])

@@ -309,3 +309,48 @@ def test_the_reports_of_an_attempt_are_plain_and_named(demo: DataSet) -> None:
     assert fails["failed_checks"] == ["tests"]
     assert {"dataset", "task", "agent", "model", "box", "attempt", "digest"} <= fails.keys()
     assert fails["sources"]["/environment"] == "profiles.yaml"
+
+
+SECRET = "pk-live-2f9c81d7a6b54e03"
+
+
+@WORKERS
+def test_credentials_stay_out_of_every_report(
+    demo: DataSet, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEMO_KEY", SECRET)
+    demo.profiles(
+        "format: ageval.profiles/1\nenvironment: local\nagent_profiles:\n"
+        "  '*': {executor: openai-http, api_key: '${DEMO_KEY}', "
+        "base_url: 'http://127.0.0.1:9/v1', model: {id: m}}\n"
+    )
+    demo.task(
+        "leaks",
+        f"""
+        def evaluate(inputs):
+            checks = [{{"id": "{SECRET}", "status": "fail", "message": "{"x" * 990}{SECRET}"}}]
+            return {{"status": "FAIL", "metrics": {{"key": "{SECRET}"}}, "checks": checks}}
+        """,
+        roles=("solver",),
+    )
+    demo.task("raises", f"def evaluate(inputs):\n    raise RuntimeError('{SECRET}')\n", roles=("solver",))
+    (demo.root / "conftest.py").write_text(
+        dedent(
+            f"""
+            import pytest
+
+            @pytest.fixture(autouse=True)
+            def noisy(request, attempt):
+                print("{SECRET}")
+                yield
+                if "raises" in request.node.name:
+                    raise ValueError("{SECRET}")
+            """
+        )
+    )
+    args = ("--junitxml=out.xml", "--html=out.html", "--self-contained-html", "-l", "-rA")
+    result = demo.pytest(*args, "-o", "junit_logging=all", *workers)
+    result.assert_outcomes(failed=1, errors=2)
+    texts = [str(result.stdout), *(Path(name).read_text("utf-8") for name in ("out.xml", "out.html"))]
+    assert [text.count(SECRET) for text in texts] == [0, 0, 0]
+    assert "[REDACTED:DEMO_KEY]" in texts[0]

@@ -7,6 +7,7 @@ fits the Node at hand, so that two machines would run two agents.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one entry adds to its start: arguments, variables, and files below HOME (relative path -> text)."""
+    """What one entry adds to its start: arguments, variables, and texts of files by their path below HOME."""
 
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -62,13 +63,15 @@ class Entry:
     configure: Callable[[Target], Setup] = lambda target: Setup()
     #: Directories to put in front of PATH.
     path: tuple[str, ...] = ()
-    usage: UsageRule = UsageRule()
+    usage: UsageRule = field(default_factory=UsageRule)
     #: The session mode in which it asks no permission; set when the policy is ``allow``.
     quiet_mode: str | None = None
     asks_permission: bool = True
     #: The model is fixed by `configure`; else it is chosen by a config option of the session.
     model_at_start: bool = True
     effort_at_start: bool = False
+    #: What the adapter, not the model, says in an agent message: kept out of the answer.
+    notice: re.Pattern[str] | None = None
     #: Where the agent keeps its own journal, below HOME, when it tells failures nowhere else.
     journal: str | None = None
 
@@ -224,6 +227,7 @@ ENTRIES: dict[str, Entry] = {
             configure=_codex,
             usage=UsageRule("gauge"),
             effort_at_start=True,
+            notice=re.compile(r"\s*Model metadata for `[^`]*` not found\.[^\n]*\s*"),
         ),
         Entry(
             # The newest adapter that runs on Node 20; 0.101.0 needs Node 22 (option `packages`).

@@ -36,9 +36,7 @@ class AcpExecutor(Executor):
     kind: ClassVar[str] = "acp"
     requires_box: ClassVar[frozenset[str]] = frozenset({"attach_stdio", "exec"})
     supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
-    supported_model_fields: ClassVar[frozenset[str]] = frozenset(
-        {"reasoning_effort", "timeout", "watchdog"}
-    )
+    supported_model_fields: ClassVar[frozenset[str]] = frozenset({"reasoning_effort", "timeout", "watchdog"})
     Options = AcpOptions
 
     def __init__(self, session: Session) -> None:
@@ -100,14 +98,10 @@ class AcpExecutor(Executor):
         await write_files(box, launch)
         self._native = NativeSession(self.session, self.entry, launch, box, self.policy)
         try:
-            await self._native.start(
-                self._start_timeout(), mode=self.options.mode, resume=self.resume_from
-            )
+            await self._native.start(self._start_timeout(), mode=self.options.mode, resume=self.resume_from)
         except BoxError as error:
             await self.close()
-            raise ExecutorError(
-                "acp_start_failed", f"could not start {launch.command!r}: {error}"
-            ) from error
+            raise ExecutorError("acp_start_failed", f"could not start {launch.command!r}: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -152,9 +146,7 @@ class AcpExecutor(Executor):
         if tools:
             return refused_result("acp_tools_unsupported", "an ACP agent has tools of its own")
         if messages and not is_alone(messages, prompt):
-            return refused_result(
-                "acp_messages_unsupported", "an ACP agent keeps the conversation itself"
-            )
+            return refused_result("acp_messages_unsupported", "an ACP agent keeps the conversation itself")
         native = self._native
         if native is None or native.dead is not None:
             why = native.dead if native is not None else None
@@ -233,9 +225,7 @@ class AcpExecutor(Executor):
         if native is not None and running is not None and not running.done():
             await self._stop(native, running, "acp_cancelled")
 
-    async def _stop(
-        self, native: NativeSession, running: asyncio.Task[dict[str, Any]], reason: str
-    ) -> None:
+    async def _stop(self, native: NativeSession, running: asyncio.Task[dict[str, Any]], reason: str) -> None:
         if self._stopping is None:
             self._stop_reason = reason
             self._stopping = asyncio.create_task(native.stop(running))

@@ -1,4 +1,4 @@
-"""``fs/read_text_file`` and ``fs/write_text_file``: some agents use them though no client capability says so."""
+"""``fs/read_text_file`` and ``fs/write_text_file``: some agents use them though nobody offered them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 MAX_FILE = 32 * 1024 * 1024
 
 # Prints the workspace and the file with every symbolic link resolved; the file itself need not exist.
-_RESOLVE = (
-    'mkdir -p -- "$(dirname -- "$2")" 2>/dev/null; readlink -f -- "$1" && readlink -f -- "$2"'
-)
+_RESOLVE = 'mkdir -p -- "$(dirname -- "$2")" 2>/dev/null; readlink -f -- "$1" && readlink -f -- "$2"'
 _RESOLVE_READ = 'readlink -f -- "$1" && readlink -f -- "$2"'
 
 

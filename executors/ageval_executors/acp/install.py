@@ -283,7 +283,9 @@ async def _run_npm(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> tu
 # -- install in the box ----------------------------------------------------------------------------
 
 _PROBE = 'uname -m; node --version 2>/dev/null || echo none; test -f "$1" && echo installed || echo missing'
-_INSTALL = 'mkdir -p "$1" && cd "$1" && cat > package.json && npm install {flags} 2>&1 && cp package.json "$2"'
+_INSTALL = (
+    'mkdir -p "$1" && cd "$1" && cat > package.json && npm install {flags} 2>&1 && cp package.json "$2"'
+)
 
 
 async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_install: bool) -> Runtime:
@@ -292,7 +294,7 @@ async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_instal
     directory = box.visible_path(f"{IN_BOX}/{names}")
     marker = f"{directory}/{MARKER}"
     found = await box.exec(["sh", "-c", _PROBE, "sh", marker], timeout=60)
-    machine, version, state = (found.stdout.split("\n") + ["", "", ""])[:3]
+    machine, version, state = [*found.stdout.split("\n"), "", "", ""][:3]
     runtime = Runtime(directory, node or "node", platform_name(machine))
     here = parse_version(version)
     if entry.node is not None and here is not None and here < entry.node and node is None:
@@ -318,6 +320,13 @@ async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_instal
     return runtime
 
 
+def _given(runtime: str) -> Path:
+    directory = Path(runtime).expanduser().resolve()
+    if not (directory / "node_modules").is_dir():
+        raise ExecutorError("acp_runtime_missing", f"the option runtime: {directory} has no node_modules")
+    return directory
+
+
 # -- what the executor calls -----------------------------------------------------------------------
 
 
@@ -334,11 +343,7 @@ async def ensure_runtime(
         return await install_in_box(entry, box, node, may_install=may_install)
     tools = await find_toolchain(entry, node)
     if runtime is not None:
-        directory = Path(runtime).expanduser().resolve()
-        if not (directory / "node_modules").is_dir():
-            raise ExecutorError(
-                "acp_runtime_missing", f"the option runtime: {directory} has no node_modules"
-            )
+        directory = _given(runtime)
     else:
         directory = await install_on_host(entry, tools, may_install=may_install)
     expose = box.expose  # type: ignore[attr-defined]  # shares_host_files saw it

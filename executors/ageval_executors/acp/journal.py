@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.box import HOME
+from pytest_ageval.errors import BoxError
 from pytest_ageval.executor import Usage
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ async def read_journal(native: NativeSession) -> JournalTurn:
     if box is None or native.entry.journal is None or not native.id:
         return JournalTurn()
     directory = box.visible_path(f"{HOME}/{native.entry.journal}")
-    found = await box.exec(["sh", "-c", _READ, "sh", directory, native.id], timeout=15)
+    try:
+        found = await box.exec(["sh", "-c", _READ, "sh", directory, native.id], timeout=15)
+    except BoxError as error:
+        native.warn("acp_journal_unreadable", str(error))
+        return JournalTurn()
     return last_turn(found.stdout) if found.ok else JournalTurn()
 
 

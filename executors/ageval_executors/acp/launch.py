@@ -114,9 +114,7 @@ def build_launch(
     }
     if entry.path:
         env["PATH"] = ":".join([*(fill(part, fields) for part in entry.path), _PATH])
-    if key is not None and (
-        name := session.api_key_name if entry.key_env is None else entry.key_env
-    ):
+    if key is not None and (name := session.api_key_name if entry.key_env is None else entry.key_env):
         env[name] = key
     env |= {**setup.env, **session.env, **extra_env}
     return Launch(

@@ -62,13 +62,13 @@ class NativeSession:
     @property
     def wire(self) -> Wire:
         """The wire of a started session."""
-        assert self._wire is not None  # noqa: S101 - start() came first
+        assert self._wire is not None
         return self._wire
 
     @property
     def peer(self) -> Peer:
         """The connection of a started session."""
-        assert self._peer is not None  # noqa: S101 - start() came first
+        assert self._peer is not None
         return self._peer
 
     @property
@@ -112,9 +112,7 @@ class NativeSession:
     async def _load(self, timeout: float, resume: str) -> dict[str, Any] | None:
         capabilities = self.agent.get("agentCapabilities")
         if not (isinstance(capabilities, Mapping) and capabilities.get("loadSession") is True):
-            self.warn(
-                "acp_resume_unsupported", "the agent cannot load sessions; starting a new one"
-            )
+            self.warn("acp_resume_unsupported", "the agent cannot load sessions; starting a new one")
             return None
         self.id, self._loading = resume, True
         try:
@@ -163,9 +161,7 @@ class NativeSession:
             if option is not None:
                 call = self.peer.set_option(self._id, option, model)
             else:  # the method that older agents have; an agent without either says so
-                call = self.peer.call(
-                    "session/set_model", {"sessionId": self._id, "modelId": model}
-                )
+                call = self.peer.call("session/set_model", {"sessionId": self._id, "modelId": model})
             await self._rpc("the choice of the model", timeout, call)
         except RpcError as error:
             why = "it has no choice of models" if error.failure.code == METHOD_NOT_FOUND else error
@@ -194,12 +190,10 @@ class NativeSession:
 
     @property
     def _id(self) -> str:
-        assert self.id is not None  # noqa: S101 - the session is open
+        assert self.id is not None
         return self.id
 
-    async def _step(
-        self, name: str, timeout: float, call: Awaitable[dict[str, Any]]
-    ) -> dict[str, Any]:
+    async def _step(self, name: str, timeout: float, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         try:
             return await self._rpc(name, timeout, call)
         except RpcError as error:
@@ -209,9 +203,7 @@ class NativeSession:
                 detail=self.wire.stderr.last_lines() or None,
             ) from error
 
-    async def _rpc(
-        self, name: str, timeout: float, call: Awaitable[dict[str, Any]]
-    ) -> dict[str, Any]:
+    async def _rpc(self, name: str, timeout: float, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         try:
             return await asyncio.wait_for(call, timeout)
         except (TimeoutError, ConnectionError) as error:
@@ -239,7 +231,7 @@ class NativeSession:
     def begin_turn(self, prompt: str) -> Turn:
         """A turn that collects what the agent sends from now on."""
         self.peer.begin_turn()
-        self.turn = Turn(prompt, self.session.activity, self.session.emit, self.usage)
+        self.turn = Turn(prompt, self.session.activity, self.session.emit, self.usage, self.entry.notice)
         waiting, self._unsolicited = self._unsolicited, []
         for raw, size in waiting:
             self.turn.opaque(raw, size, unsolicited=True)
@@ -301,9 +293,7 @@ class NativeSession:
     def warn(self, code: str, message: str) -> None:
         """A thing that went wrong and does not end the session: into the record."""
         log.warning("%s: %s", code, message)
-        self.session.emit(
-            {"kind": "opaque", "raw": {"type": "warning", "code": code, "message": message}}
-        )
+        self.session.emit({"kind": "opaque", "raw": {"type": "warning", "code": code, "message": message}})
 
     # -- end ---------------------------------------------------------------------------------------
 

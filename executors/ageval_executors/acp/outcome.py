@@ -1,4 +1,4 @@
-"""From the end of a turn to an `AgentResult`: stop reasons, JSON-RPC errors, failures that look like answers."""
+"""What the end of a turn means: stop reasons, JSON-RPC errors, failures that look like answers."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ class RpcFailure:
     def text(self) -> str:
         """The agent's message, word for word, with its data when that is short text."""
         detail = self.details
-        return (
-            f"{self.message} ({detail})" if detail and detail not in self.message else self.message
-        )
+        return f"{self.message} ({detail})" if detail and detail not in self.message else self.message
 
     @property
     def details(self) -> str:
@@ -103,9 +101,7 @@ class RpcFailure:
             value = data.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
                 return float(value)
-        found = re.search(
-            r"(?:retry|try again) (?:after|in) (\d+(?:\.\d+)?) ?s", self.message, re.IGNORECASE
-        )
+        found = re.search(r"(?:retry|try again) (?:after|in) (\d+(?:\.\d+)?) ?s", self.message, re.IGNORECASE)
         return float(found[1]) if found else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from ageval_executors.acp.permissions import CANCELLED, Decision, decide, pick, 
 from pytest_ageval.errors import ExecutorError
 
 if TYPE_CHECKING:
+    from acp.connection import Connection
     from pydantic import BaseModel
 
-    from acp.connection import Connection
     from ageval_executors.acp.wire import Wire
     from pytest_ageval.executor import PermissionPolicy, Session
 
@@ -86,6 +86,7 @@ class Peer:
     async def initialize(self) -> dict[str, Any]:
         """The handshake. No file system and no terminal is offered: the agent has its own in the box."""
         from acp import PROTOCOL_VERSION, schema
+
         from pytest_ageval._version import __version__
 
         request = schema.InitializeRequest(
@@ -139,9 +140,7 @@ class Peer:
         """
         self._cancel.set()
         await self.wire.answers_sent(timeout / 2)
-        notification = self._connection.send_notification(
-            "session/cancel", {"sessionId": session_id}
-        )
+        notification = self._connection.send_notification("session/cancel", {"sessionId": session_id})
         await asyncio.wait_for(notification, timeout / 2)
 
     def begin_turn(self) -> None:

@@ -52,9 +52,7 @@ def dead_result(why: str) -> AgentResult:
     )
 
 
-async def build_result(
-    session: Session, native: NativeSession, turn: Turn, end: TurnEnd
-) -> AgentResult:
+async def build_result(session: Session, native: NativeSession, turn: Turn, end: TurnEnd) -> AgentResult:
     """Close the turn's record and say what it came to."""
     metadata = _metadata(native, turn)
     if end.stopped is not None:
@@ -91,12 +89,9 @@ def _stopped(turn: Turn, end: TurnEnd) -> AgentResult:
     """We ended it. The usage is what had been told by then."""
     idle = end.stopped == "acp_idle_timeout"
     status: AgentStatus = "cancelled" if end.stopped == "acp_cancelled" else "timeout"
-    usage = turn.usage.lost()
-    literal = None
-    if end.result is not None:
-        literal, _ = stop_status(end.result)
-        reported = turn.usage.finish(end.result)
-        usage = usage if reported.unavailable == "not_reported" else reported
+    result = end.result or {}
+    literal = stop_status(result)[0] if end.result is not None else None
+    usage = turn.usage.finish(result) if result.get("usage") else turn.usage.lost()
     return AgentResult(
         ok=False,
         error=end.stopped,
@@ -153,9 +148,7 @@ def _rpc_failed(turn: Turn, failure: RpcFailure, metadata: dict[str, Any]) -> Ag
 
 
 def _lost(turn: Turn, why: str) -> AgentResult:
-    return AgentResult(
-        ok=False, error=why, status="crashed", usage=_partial(turn), infrastructure=True
-    )
+    return AgentResult(ok=False, error=why, status="crashed", usage=_partial(turn), infrastructure=True)
 
 
 def _partial(turn: Turn) -> Usage:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_ageval.box import clip
 
 if TYPE_CHECKING:
+    import re
+
     from ageval_executors.acp.permissions import Decision
     from ageval_executors.acp.usage import UsageTracker
     from pytest_ageval.executor import ActivityScope, Event, Usage
@@ -72,6 +74,7 @@ class Turn:
         activity: ActivityScope,
         emit: Callable[[Event], None],
         usage: UsageTracker,
+        notice: re.Pattern[str] | None = None,
     ) -> None:
         self.usage = usage
         self.tools: dict[str, Tool] = {}
@@ -81,6 +84,7 @@ class Turn:
         self.agent_failure: str | None = None
         self.text_truncated = False
         self.late = False
+        self._notice = notice
         self._activity = activity
         self._emit_raw = emit
         self._text: dict[str, list[str]] = {"assistant": [], "thought": []}
@@ -114,7 +118,10 @@ class Turn:
         self.late_updates += self.late
         kind = update.get("sessionUpdate") if isinstance(update, Mapping) else None
         if kind in _CHANNELS and (text := _text_of(update.get("content"))) is not None:
-            self._add_text(_CHANNELS[kind], text)
+            if self._notice is not None and self._notice.fullmatch(text):
+                self.opaque(update, size, notice=True)
+            else:
+                self._add_text(_CHANNELS[kind], text)
         elif kind in ("tool_call", "tool_call_update") and _tool_id(update) is not None:
             self._tool_update(update, size)
         elif kind == "usage_update":

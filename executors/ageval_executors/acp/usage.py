@@ -91,9 +91,7 @@ class UsageTracker:
 
     def update(self, update: Mapping[str, Any]) -> dict[str, Any]:
         """Take a ``usage_update``; returns the neutral event."""
-        self.raw["usage_update"] = {
-            key: value for key, value in update.items() if key != "sessionUpdate"
-        }
+        self.raw["usage_update"] = {key: value for key, value in update.items() if key != "sessionUpdate"}
         event: dict[str, Any] = {"kind": "usage", "source": "usage_update"}
         if (used := _count(update.get("used"))) is not None:
             event["context_tokens"] = used

@@ -20,6 +20,7 @@ import contextlib
 import json
 import logging
 import signal
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from ageval_executors.acp.frames import (
 
 if TYPE_CHECKING:
     from pytest_ageval.box import StdioTransport
+from pytest_ageval.errors import BoxError
 
 log = logging.getLogger("pytest_ageval.acp")
 
@@ -122,7 +124,7 @@ class Wire:
         self.last_activity = asyncio.get_running_loop().time()
         self._on_notification = on_notification
         self._splitter = LineSplitter(max_line or MAX_LINE)
-        self._queue: list[bytes] = []
+        self._queue: deque[bytes] = deque()
         self._sent_ids: set[Any] = set()
         self._unanswered: set[Any] = set()
         self._answered = asyncio.Event()
@@ -133,7 +135,7 @@ class Wire:
     # -- the library's transport protocol ----------------------------------------------------------
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Write one message. Raises BrokenPipeError for a request to a dead agent; answers to one are dropped."""
+        """Write one message. A request to a dead agent raises BrokenPipeError; an answer is dropped."""
         data = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         is_answer = "method" not in message
         if not is_answer and "id" in message:
@@ -141,12 +143,10 @@ class Wire:
         try:
             async with self._write_lock:
                 await self.process.write(data.encode("utf-8", "replace") + b"\n")
-        except ConnectionError:
+        except (OSError, BoxError) as error:
             if not is_answer:
-                raise
-            log.info(
-                "the agent ended before it took the answer to its request %r", message.get("id")
-            )
+                raise BrokenPipeError(str(error)) from error
+            log.info("the agent ended before it took the answer to its request %r", message.get("id"))
         finally:
             if is_answer:
                 self._unanswered.discard(message.get("id"))
@@ -156,7 +156,7 @@ class Wire:
         """The next request or answer; None when the wire has ended."""
         while self.failure is None:
             while self._queue:
-                message = self._take(self._queue.pop(0))
+                message = self._take(self._queue.popleft())
                 if message is not None:
                     return message
                 if self.failure is not None:
@@ -167,7 +167,7 @@ class Wire:
                 break
             self.last_activity = asyncio.get_running_loop().time()
             try:
-                self._queue = self._splitter.feed(chunk)
+                self._queue.extend(self._splitter.feed(chunk))
             except LineTooLongError as error:
                 self.failure = Failure("acp_message_too_large", str(error))
         self._finish()
@@ -175,7 +175,7 @@ class Wire:
 
     async def close(self) -> None:
         """Close stdin, give the agent a second, then end it and everything it started."""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError, BoxError):
             await self.process.close_stdin()
         await asyncio.wait({self._exit}, timeout=1.0)
         await self.terminate()
@@ -211,7 +211,7 @@ class Wire:
         return bool(self._unanswered)
 
     async def ending(self) -> Failure:
-        """Why the wire ended; waits a moment for the exit code, and ends an agent that runs on without stdout."""
+        """Why the wire ended. Waits a moment for the exit code; an agent that runs on is ended."""
         if self.failure is not None:
             return self.failure
         code = await self.exit_code(0.7)
@@ -242,7 +242,8 @@ class Wire:
                 return read.result()
             self.pipe_held = True
             return b""
-        except ConnectionError:
+        except (OSError, BoxError) as error:
+            log.info("reading from the agent failed: %s", error)
             return b""
         finally:
             read.cancel()
@@ -292,6 +293,6 @@ class Wire:
         self.ended = True
 
     async def _drain_stderr(self) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError, BoxError):
             while chunk := await self.process.read_stderr():
                 self.stderr.add(chunk)

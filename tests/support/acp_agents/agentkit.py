@@ -1,4 +1,4 @@
-"""Just enough JSON-RPC on stdio to write an agent that misbehaves exactly as wanted. Standard library only."""
+"""Just enough JSON-RPC on stdio to write an agent that misbehaves as wanted. Standard library only."""
 
 import json
 import os

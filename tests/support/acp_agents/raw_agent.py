@@ -88,7 +88,7 @@ def long_line() -> None:
 
 
 def cuts() -> None:
-    """The same 5 MiB message in one write, in 4 KiB writes, cut before and after its end; then a small one."""
+    """One message of 5 MiB in one write, in 4 KiB writes, cut before or after its end; then a small one."""
     handshake()
     request = prompt()
     text = "y" * (5 * 2**20)
@@ -246,7 +246,14 @@ def files() -> None:
     told["part"] = ask("fs/read_text_file", part)["result"]["content"]
     os.symlink("/etc/hostname", f"{cwd}/link")
     os.symlink("/etc", f"{cwd}/dir")
-    for path in ("/etc/hostname", f"{cwd}/../x", f"{cwd}/link", f"{cwd}/dir/hostname", "relative", f"{cwd}/no"):
+    for path in (
+        "/etc/hostname",
+        f"{cwd}/../x",
+        f"{cwd}/link",
+        f"{cwd}/dir/hostname",
+        "relative",
+        f"{cwd}/no",
+    ):
         told[path.replace(cwd, "")] = ask("fs/read_text_file", {"path": path})["error"]["code"]
     bad = ask("fs/write_text_file", {"path": f"{cwd}/dir/evil", "content": "x"})
     told["write outside"] = bad["error"]["code"]

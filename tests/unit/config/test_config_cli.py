@@ -44,12 +44,24 @@ def test_lock_prints_a_list_for_several(local: DataSet, capsys: Output) -> None:
     assert found == [("a", "m"), ("a", "n"), ("b", "m"), ("b", "n")]
 
 
+def test_one_broken_task_does_not_hide_the_others(local: DataSet, capsys: Output) -> None:
+    local.task("limit: 1\n", name="c")
+    local.task("requires: {environment: [compose]}\n", name="d")
+    assert cli.main(["lock", ".", *ARGS, "--model", "n"]) == 2
+    output = capsys.readouterr()
+    assert {row["task_id"] for row in json.loads(output.out)} == {"a", "b"}
+    assert [line.split(":")[0] for line in output.err.splitlines() if not line.startswith(" ")] == [
+        "invalid_schema",
+        "unsupported_capability",
+    ]
+
+
 def test_explain_names_sources(local: DataSet, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGEVAL_EFFORT", "low")
     assert cli.main(["lock", "tasks/a", "--explain", *ARGS]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["/agent_profiles/solver/model/id", '"m"', "cli"] in lines
-    assert ["/agent_profiles/solver/model/reasoning/effort", '"low"', "env"] in lines
+    assert ["/agent_profiles/solver/model/id", '"m"', "cli", "(--model)"] in lines
+    assert ["/agent_profiles/solver/model/reasoning/effort", '"low"', "env", "(--effort)"] in lines
     assert ["/limits/wall_time_seconds", "300", "default"] in lines
 
 
@@ -81,6 +93,25 @@ def test_tasks_lists_what_is_sound_and_reports_the_rest(local: DataSet, capsys: 
     assert [json.loads(line)["task_id"] for line in output.out.splitlines()] == ["a", "b"]
     assert output.err.startswith("invalid_schema: unknown key 'limit'; known here: agent_profiles")
     assert "(tasks/c/task.yaml:3:/limit)" in output.err
+
+
+def test_tasks_shows_notes(local: DataSet, capsys: Output) -> None:
+    local.task("parameters: {strict: no}\n", name="c")
+    assert cli.main(["tasks", "tasks/c"]) == 0
+    assert capsys.readouterr().err.startswith("note: tasks/c/task.yaml:3: no is the text 'no' here")
+
+
+@pytest.mark.parametrize(("script", "code"), [(None, "missing_reference"), ("exit 3\n", "prepare_failed")])
+def test_a_script_that_fails_leaves_the_data_set_unprepared(
+    script: str | None, code: str, local: DataSet, capsys: Output
+) -> None:
+    local.write("ageval.yaml", (local.root / "ageval.yaml").read_text() + "prepare: get.sh\n")
+    if script is not None:
+        local.write("get.sh", script)
+    assert cli.main(["prepare", "."]) == 2
+    assert code in capsys.readouterr().err
+    assert cli.main(["lock", "tasks/a", *ARGS]) == 2
+    assert "prepare_not_allowed" in capsys.readouterr().err
 
 
 def test_prepare_fetches_and_runs_only_when_asked(local: DataSet, capfd: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,17 @@ def test_a_pipe_in_a_task_is_refused(tmp_path: Path) -> None:
     assert refusal(lambda: tree_digest(tmp_path)).code == "unreadable_file"
 
 
+def test_shared_files_count(ds: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("pytest_ageval.config.dataset.time.monotonic", lambda: now[0])
+    dataset = load_dataset(ds.root)
+    before = dataset.shared_digest
+    ds.write("shared/lib.py", "x")
+    assert dataset.shared_digest == before  # walked a moment ago
+    now[0] = 2.0
+    assert dataset.shared_digest != before
+
+
 def test_the_description_is_no_part_of_the_shared_digest(ds: DataSet) -> None:
     before = load_dataset(ds.root).shared_digest
     ds.write("ageval.yaml", HEAD + "description: hello\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from config_helpers import DataSet
+from config_helpers import DataSet, YardBox
 
 from pytest_ageval.config import (
     JobOptions,
@@ -117,19 +117,19 @@ def test_the_command_line_in_order_of_precision(ds: DataSet, bound: Bind) -> Non
     binding = locked.bindings["solver"]
     assert (binding.model.id, binding.model.reasoning_effort) == ("set", "low")
     assert (binding.options, binding.model.extra) == ({"volume": 7}, {"temperature": 0.5})
-    rows = {row.pointer: (row.source, row.value) for row in locked.resolution}
-    assert rows["/agent_profiles/solver/model/id"] == ("cli --set", "set")
-    assert rows["/agent_profiles/solver/base_url"] == ("cli", "http://127.0.0.1:1/v1")
-    assert rows["/agent_profiles/solver/executor"] == ("profiles.yaml", "parrot")
-    assert rows["/limits/wall_time_seconds"] == ("default", 300)
+    rows = {row.pointer: (row.source, row.note, row.value) for row in locked.resolution}
+    assert rows["/agent_profiles/solver/model/id"] == ("cli", "--set", "set")
+    assert rows["/agent_profiles/solver/base_url"] == ("cli", "--base-url", "http://127.0.0.1:1/v1")
+    assert rows["/agent_profiles/solver/executor"] == ("profiles.yaml", "", "parrot")
+    assert rows["/limits/wall_time_seconds"] == ("default", "", 300)
 
 
 def test_an_error_names_the_option_that_set_the_value(ds: DataSet, bound: Bind) -> None:
     bound("model: {id: m}")
     error = refusal(ds, sets=("/agent_profiles/solver/model/watchdog=3",))
-    assert (error.code, error.file, error.line) == ("model_config", "option from cli --set", None)
+    assert (error.code, error.file, error.line) == ("model_config", "--set", None)
     error = refusal(ds, base_url="${MY_URL}")
-    assert (error.code, error.file) == ("unset_variable", "option from cli")
+    assert (error.code, error.file) == ("unset_variable", "--base-url")
 
 
 def test_effort_without_a_model_id(ds: DataSet) -> None:
@@ -181,7 +181,7 @@ def test_a_limit_can_only_be_lowered(override: str, ds: DataSet) -> None:
 
 
 def test_options_may_stand_in_the_executors_extension_row(ds: DataSet, bound: Bind) -> None:
-    bound("model: {id: m}\nextensions: [{plugin: parrot, options: {volume: 4}}, {plugin: room}]")
+    bound("model: {id: m}\nextensions: [{plugin: parrot, options: {volume: 4}}, {plugin: docker}]")
     assert ds.lock().bindings["solver"].options == {"volume": 4}
 
 
@@ -320,6 +320,49 @@ def test_a_box_must_offer_what_the_task_requires(ds: DataSet) -> None:
     assert "exec" not in error.message
     assert ds.lock(boxes=("yard",)).requires == {"exec", "compose"}
     assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "host", "refused"),
+    [
+        ("", "isolated: true", ("missing_reference", "/evaluation")),
+        ("evaluation: {docker_image: x}", "isolated: true", None),
+        ("evaluation: {environments: {a: {docker_image: x}}}", "isolated: true", None),
+        (
+            "evaluation: {environments: {a: {docker_image: x}}}",
+            "isolated: false",
+            ("unsupported_capability", "/evaluation/environments"),
+        ),
+        ("", "environment_options: {network: none}", None),
+    ],
+)
+def test_a_scoring_box_needs_a_recipe(
+    more: str,
+    host: str,
+    refused: tuple[str, str] | None,
+    ds: DataSet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ds.registry, "box", lambda kind: YardBox)  # the kind need not be installed
+    ds.task(f"{more}\n")
+    ds.profiles(f"environment: docker\nagent_profiles: {{}}\nevaluate_host: {{{host}}}\n")
+    if refused is not None:
+        error = refusal(ds)
+        assert (error.code, error.pointer) == refused
+    else:
+        locked = ds.lock()
+        assert locked.evaluate_host
+        assert locked.document["locked"]["evaluate_host"] == locked.evaluate_host
+    ds.write("tasks/t/environment/evaluate.Dockerfile", "FROM x")
+    if not more:
+        assert ds.lock().box.kind == "docker"
+
+
+def test_classes_of_others_are_part_of_the_digest(ds: DataSet, bound: Bind) -> None:
+    bound("model: {id: m}")
+    plugins = ds.lock().document["locked"]["plugins"]
+    assert set(plugins) == {"config_helpers:RoomBox", "config_helpers:ParrotExecutor"}
+    assert plugins["config_helpers:RoomBox"].startswith("sha256:")  # of the file: it has no version
 
 
 def test_nobody_plays(ds: DataSet) -> None:

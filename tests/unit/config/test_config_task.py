@@ -252,6 +252,25 @@ def test_a_task_is_parsed_again_only_when_its_file_changes(ds: DataSet) -> None:
     assert load_task(path) is not first
 
 
+def test_what_other_readers_read_otherwise_is_noted(ds: DataSet) -> None:
+    """A data set that was written for YAML 1.1 may mean a boolean by ``no``: `if "no":` is true."""
+    path = ds.task("""\
+        description: no
+        tags: [no]
+        parameters:
+          strict: no
+          quoted: "no"
+          plain: nothing
+          list: [1, 010, {deep: 1_000}]
+        """)
+    notes = load_task(path).notes
+    assert [note.partition(" is the text")[0] for note in notes] == [
+        "tasks/t/task.yaml:6: no",
+        "tasks/t/task.yaml:9: 010",
+        "tasks/t/task.yaml:9: 1_000",
+    ]
+
+
 def test_extra_files_are_no_concern(ds: DataSet) -> None:
     path = ds.task()
     for name in ("notes.txt", "conftest.py", "tests/test_x.py", "environment/repo/task.yaml"):

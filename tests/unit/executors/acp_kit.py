@@ -12,7 +12,6 @@ from typing import Any
 
 from ageval_boxes.local import LocalBox
 from ageval_executors.acp import AcpExecutor
-
 from pytest_ageval.box import WORKSPACE, BoxSpec
 from pytest_ageval.executor import AgentResult, ModelSpec, Session
 
@@ -102,9 +101,7 @@ async def _one_prompt(executor: AcpExecutor) -> AgentResult:
     return await executor.invoke("do it")
 
 
-def play(
-    work: Path, scenario: str, argument: str = "", *, act: Act = _one_prompt, **more: Any
-) -> Played:
+def play(work: Path, scenario: str, argument: str = "", *, act: Act = _one_prompt, **more: Any) -> Played:
     """Open a session with one scripted agent, act (by default: one prompt), close."""
     isolation = more.pop("isolation", "none")
     options = more.pop("options", {})

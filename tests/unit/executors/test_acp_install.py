@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from acp_kit import Log, local_box, make_session
+
 from ageval_executors.acp import AcpExecutor
 from ageval_executors.acp.entries import ENTRIES
 from ageval_executors.acp.install import (
@@ -18,7 +19,6 @@ from ageval_executors.acp.install import (
     parse_version,
     platform_name,
 )
-
 from pytest_ageval.errors import ExecutorError
 
 PLATFORM = platform_name(platform.machine())
@@ -133,9 +133,7 @@ def test_nothing_is_installed_in_the_run(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with local_box(tmp_path) as box:
-            await ensure_runtime(
-                ENTRIES["codex"], box, runtime=None, node=str(node), may_install=False
-            )
+            await ensure_runtime(ENTRIES["codex"], box, runtime=None, node=str(node), may_install=False)
 
     with pytest.raises(ExecutorError) as caught:
         asyncio.run(run())

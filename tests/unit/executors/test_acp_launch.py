@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import yaml
 from acp_kit import Log, make_session
+
+import pytest_ageval
 from ageval_boxes.local import LocalBox
 from ageval_executors.acp.entries import ENTRIES
 from ageval_executors.acp.install import Runtime
 from ageval_executors.acp.launch import DUMMY_KEY, Launch, build_launch, is_loopback
 from ageval_executors.acp.options import AcpOptions
-
-import pytest_ageval
 from pytest_ageval.box import BoxSpec
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ModelSpec
@@ -30,9 +30,7 @@ def launch(entry: str, *, permission: str = "allow", **more: Any) -> Launch:
     fields = {"api_key": SECRET, "api_key_name": "MY_KEY", **more}
     session = make_session(box, Log(), {"entry": entry}, **fields)
     runtime = Runtime("/run", "/node/bin/node", "linux-x64")
-    return build_launch(
-        session, ENTRIES[entry], runtime, box, permission=permission, extra_env={}
-    )  # type: ignore[arg-type]
+    return build_launch(session, ENTRIES[entry], runtime, box, permission=permission, extra_env={})  # type: ignore[arg-type]
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -131,9 +129,7 @@ def test_a_key_is_in_the_environment_only(entry: str) -> None:
 
 
 def test_codex_is_configured_by_arguments() -> None:
-    found = launch(
-        "codex", base_url=LOOPBACK, model=ModelSpec(id='gpt-"x"', reasoning_effort="high")
-    )
+    found = launch("codex", base_url=LOOPBACK, model=ModelSpec(id='gpt-"x"', reasoning_effort="high"))
 
     assert found.argv[0] == "/run/node_modules/@zed-industries/codex-acp-linux-x64/bin/codex-acp"
     settings = found.argv[2::2]

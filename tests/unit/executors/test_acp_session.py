@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from acp_kit import AGENTS, Log, Played, agent_options, make_session, play
+
 from ageval_executors.acp import AcpExecutor
 from ageval_executors.acp.entries import Entry, custom_entry
 from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.usage import UsageRule
-
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ModelSpec
 
@@ -108,9 +108,7 @@ def test_a_mode_that_only_saves_questions_may_be_missing(
 def test_the_command_can_hold_the_model(tmp_path: Path) -> None:
     options = agent_options("environment", "--model={model}@{base_url} {other}")
 
-    played = play(
-        tmp_path, "", options=options, model=ModelSpec(id="m1"), base_url="http://127.0.0.1:9/v1"
-    )
+    played = play(tmp_path, "", options=options, model=ModelSpec(id="m1"), base_url="http://127.0.0.1:9/v1")
 
     told = json.loads(played.result.text)
     assert told["argv"] == ["--model=m1@http://127.0.0.1:9/v1 {other}"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from acp_kit import play
-from ageval_executors.acp.frames import LineSplitter, LineTooLongError, parse_message
 
+from ageval_executors.acp.frames import LineSplitter, LineTooLongError, parse_message
 from pytest_ageval.errors import ExecutorError
 
 if TYPE_CHECKING:
@@ -245,5 +245,3 @@ def test_a_prompt_to_an_agent_that_closed_its_stdin(tmp_path: Path) -> None:
     assert not result.ok
     assert result.infrastructure
     assert result.error.startswith("acp_unexpected_eof")
-
-

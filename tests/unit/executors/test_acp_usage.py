@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from acp_kit import play
+
 from ageval_executors.acp.entries import ENTRIES
 from ageval_executors.acp.journal import last_turn
 from ageval_executors.acp.usage import UsageRule, UsageTracker
@@ -83,9 +84,7 @@ def test_what_is_missing_is_not_zero(result: dict[str, Any], gap: str) -> None:
 
 
 def test_claude_counts_a_turn_without_its_cache() -> None:
-    usage = one_turn(
-        ENTRIES["claude-code"].usage, {"usage": counts(3003, 150, 3843, read=600, write=90)}
-    )
+    usage = one_turn(ENTRIES["claude-code"].usage, {"usage": counts(3003, 150, 3843, read=600, write=90)})
 
     assert (usage.prompt_tokens, usage.completion_tokens) == (3693, 150)
     assert (usage.cached_tokens, usage.cache_write_tokens) == (600, 90)
@@ -107,18 +106,14 @@ def test_gemini_reports_in_meta() -> None:
     assert usage.source == "prompt_response._meta.quota"
 
 
-@pytest.mark.parametrize(
-    ("scope", "first", "second"), [("session", 100, 250), ("turn", 100, 150)]
-)
-def test_two_turns_add_up_to_what_was_used(
-    tmp_path: Path, scope: str, first: int, second: int
-) -> None:
+@pytest.mark.parametrize(("scope", "first", "second"), [("session", 100, 250), ("turn", 100, 150)])
+def test_two_turns_add_up_to_what_was_used(tmp_path: Path, scope: str, first: int, second: int) -> None:
     seen = []
 
     async def act(executor):
-        for _ in range(2):
-            seen.append((await executor.invoke("p")).usage.prompt_tokens)
-        return await asyncio.sleep(0)
+        first, last = await executor.invoke("p"), await executor.invoke("p")
+        seen.extend(result.usage.prompt_tokens for result in (first, last))
+        return last
 
     plan = [[], {"usage": counts(first, 0, first)}, [], {"usage": counts(second, 0, second)}]
     play(tmp_path, "usage", json.dumps(plan), options={"usage": scope}, act=act)
@@ -130,8 +125,9 @@ def test_cost_is_the_turns_share_of_the_sessions(tmp_path: Path) -> None:
     seen = []
 
     async def act(executor):
-        for _ in range(2):
-            seen.append((await executor.invoke("p")).usage.cost_usd)
+        first, last = await executor.invoke("p"), await executor.invoke("p")
+        seen.extend(result.usage.cost_usd for result in (first, last))
+        return last
 
     plan = [
         [{"used": 1, "size": 9, "cost": {"amount": 0.25, "currency": "USD"}}], {},

@@ -59,12 +59,13 @@ def test_a_forked_daemon_is_ended_too(bench: Bench) -> None:
 
         def evaluate(inputs):
             read, write = os.pipe()
-            if os.fork() == 0:
+            if (middle := os.fork()) == 0:
                 os.setsid()
                 if (pid := os.fork()) == 0:
                     time.sleep(300)
                 os.write(write, str(pid).encode())
                 os._exit(0)
+            os.waitpid(middle, 0)
             return int(os.read(read, 100))
         """,
         "evaluate",
@@ -397,7 +398,7 @@ def test_signal_handlers_of_the_parent_stay(bench: Bench) -> None:
 def test_kill_tree_ends_roots_what_is_below_them_and_what_carries_the_cookie() -> None:
     environment = {**os.environ, "A_COOKIE": "of this test"}
     marked = subprocess.Popen(["sleep", "300"], env=environment, start_new_session=True)
-    stubborn = subprocess.Popen(["bash", "-c", "sleep 300 & echo $!; trap '' TERM; wait; sleep 9"], stdout=-1)
+    stubborn = subprocess.Popen(["bash", "-c", "sleep 300 & trap '' TERM; echo $!; wait; sleep 9"], stdout=-1)
     bystander = subprocess.Popen(["sleep", "300"])
     try:
         assert stubborn.stdout is not None
