@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ THREADS = 256
 CANCEL_GRACE = 10.0
 
 _lock = threading.Lock()
+_closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
 
@@ -49,8 +51,21 @@ def _serve(served: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
     served.run_forever()
 
 
+def at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have `close` awaited on the loop before it ends with the process."""
+    _closers.append(close)
+
+
+async def _close_all() -> None:
+    for close in _closers:
+        with contextlib.suppress(Exception):
+            await close()
+
+
 def _stop() -> None:
     if _loop is not None and _loop.is_running():
+        with contextlib.suppress(Exception):
+            submit(_close_all()).result(CANCEL_GRACE)
         _loop.call_soon_threadsafe(_loop.stop)
     if _thread is not None:
         _thread.join(timeout=2)

@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ageval_boxes._processes import KILL_SECONDS, Child, Pump, pid_namespace
 from pytest_ageval.errors import BoxError
@@ -41,6 +40,10 @@ FIRST_KERNEL = ("--proc", "/proc", "--dev-bind", "/dev/null", "/dev/null")
 
 #: The first process of a box: reaps orphans (`wait`) and cannot be killed from inside.
 _INIT = "while :; do sleep 1000000 & wait $!; s=$?; [ $s = 0 ] || [ $s -gt 128 ] || exit 1; done"
+
+
+#: Files of /proc that change the machine, and that its root may write without any capability.
+_MACHINE = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
 def bwrap() -> str | None:
@@ -174,6 +177,8 @@ class View:
         # Parents first, so that what is mounted deeper is what counts.
         entries.sort(key=lambda entry: len(entry[0].parts))
         mounts = [word for _path, words in entries for word in words]
+        if os.geteuid() == 0:
+            closed += [word for name in _MACHINE for word in ("--ro-bind-try", name, name)]
         return [*_system(), *mounts, *kernel, *closed]
 
 
@@ -191,6 +196,7 @@ class Namespace:
         self.pid = 0
         self.number = 0
         self._child: Child | None = None
+        self._status: _Status | None = None
         self._fds: list[int] = []
         self._user = os.geteuid() != 0
 
@@ -211,7 +217,8 @@ class Namespace:
             )  # fmt: skip
         finally:
             os.close(give)
-        self.pid = await _first_pid(receive)
+            self._status = _Status(receive)
+        self.pid = await self._status.first_pid()
         number = pid_namespace(self.pid) if self.pid else None
         if number is None:
             await self.close()
@@ -255,6 +262,8 @@ class Namespace:
                 self._child.popen.kill()
             # The kernel lets the first process end only when all others have ended.
             gone = await self._child.wait(KILL_SECONDS) is not None
+        if self._status is not None:
+            self._status.close()
         for fd in self._fds:
             os.close(fd)
         self._fds = []
@@ -262,23 +271,29 @@ class Namespace:
         return gone
 
 
-async def _first_pid(fd: int) -> int:
-    """The host's number of the first process in the namespace, from bwrap's status pipe; 0 if it failed."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[int] = loop.create_future()
-    text = bytearray()
+class _Status:
+    """bwrap's status pipe. It stays open, since bwrap writes to it once more when its command ends."""
 
-    def line(data: bytes) -> None:
-        text.extend(data)
-        if b"\n" in text and not found.done():
-            found.set_result(int(json.loads(text.split(b"\n")[0])["child-pid"]))
+    def __init__(self, fd: int) -> None:
+        self._text = bytearray()
+        self._line = asyncio.Event()
+        self._pump = Pump(fd, self._take)
+        os.close(fd)
+        self._pump.ended.add_done_callback(lambda _done: self._line.set())
 
-    pump = Pump(fd, line)
-    os.close(fd)
-    try:
-        either: list[asyncio.Future[Any]] = [found, pump.ended]
-        await asyncio.wait(either, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-        return found.result() if found.done() else 0
-    finally:
-        # bwrap writes the exit code here later; a closed pipe would kill it with SIGPIPE.
-        pump.detach()
+    def _take(self, data: bytes) -> None:
+        self._text.extend(data[:4096])
+        if b"\n" in self._text:
+            self._line.set()
+            self._pump.detach()
+
+    async def first_pid(self) -> int:
+        """The host's number of the first process in the namespace; 0 if there will be none."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._line.wait(), 10)
+        line, newline, _rest = bytes(self._text).partition(b"\n")
+        return int(json.loads(line)["child-pid"]) if newline else 0
+
+    def close(self) -> None:
+        """Close the pipe. Idempotent."""
+        self._pump.close()

@@ -96,11 +96,11 @@ class Commands:
             try:
                 return Child(argv, env=env, cwd=place, stdin=stdin)
             except OSError as error:
-                script = shutil.which(argv[0], path=env.get("PATH"))
-                if error.errno != errno.ENOEXEC or script is None:
+                named = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH"))
+                if error.errno != errno.ENOEXEC or named is None:
                     raise
                 # A script without "#!" is for the shell, as execvp has it.
-                return Child(["/bin/sh", script, *argv[1:]], env=env, cwd=place, stdin=stdin)
+                return Child(["/bin/sh", named, *argv[1:]], env=env, cwd=place, stdin=stdin)
         except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
             missing = not isinstance(error, PermissionError)
             says = ("command not found", "127") if missing else ("permission denied", "126")

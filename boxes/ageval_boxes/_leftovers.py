@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from ageval_boxes._processes import (
     pid_namespace,
     read_proc,
 )
+from pytest_ageval.box import work_parent
 from pytest_ageval.errors import BoxError
 
 #: The file in a box's work directory that says whose it is.
@@ -32,19 +32,20 @@ _LEVELS = 4
 
 
 def default_work_parent() -> Path:
-    """``<temporary directory>/pytest-ageval-<uid>``, made if need be: put work directories below it.
+    """`work_parent`, made and closed to others if need be; `LocalBox.reap` looks there and nowhere else.
 
-    `LocalBox.reap` looks there and nowhere else. Raises BoxError ``environment_preflight_failed`` if
-    someone else owns it or may write to it.
+    Raises BoxError ``environment_preflight_failed`` if someone else made it.
     """
-    parent = Path(tempfile.gettempdir()) / f"pytest-ageval-{os.geteuid()}"
+    parent = work_parent()
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = parent.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise BoxError(
             "environment_preflight_failed",
-            f"{parent} must be a directory that only you can write to; remove it or set TMPDIR",
+            f"{parent} is not a directory of yours; remove it or set TMPDIR",
         )
+    if info.st_mode & 0o022:
+        parent.chmod(0o700)
     return parent
 
 

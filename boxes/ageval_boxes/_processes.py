@@ -221,17 +221,25 @@ class Pump:
         os.set_blocking(self._fd, False)
         self._loop.add_reader(self._fd, self._ready)
 
-    def _ready(self) -> None:
+    def _ready(self) -> bool:
+        """Take one chunk; whether there was one."""
         try:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if data:
             self._sink(data)
         else:
             self.close()
+        return bool(data)
+
+    def catch_up(self) -> None:
+        """Read what is there now, for a caller who must not miss what came before the writer's end."""
+        for _ in range(16):
+            if self._fd < 0 or not self._ready():
+                return
 
     def detach(self) -> None:
         """Go on reading, so that the writer never blocks, and forget what comes."""

@@ -165,7 +165,10 @@ class PipeTransport:
     async def wait(self, timeout: float | None = None) -> int | None:
         """The exit code (negative: killed by that signal), or None after `timeout` seconds."""
         found = await self._child.wait(timeout)
-        return None if found is None else self._code(found, self._errors.head)
+        if found is None:
+            return None
+        self._pump.catch_up()
+        return self._code(found, self._errors.head)
 
     async def terminate(self, grace: float = 2.0) -> int | None:
         """TERM, wait `grace` seconds, KILL the process and all its children, verify. Idempotent."""

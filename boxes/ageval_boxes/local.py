@@ -48,6 +48,7 @@ from pytest_ageval.box import (
     ExecResult,
     StdioTransport,
     check_path,
+    work_parent,
 )
 from pytest_ageval.errors import BoxError
 
@@ -62,7 +63,8 @@ class LocalOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     `isolation`: ``bwrap`` fails where bubblewrap cannot be used, ``auto`` then goes on without.
     `background`: what `quiesce` does with processes that detached themselves.
-    `expose`: further host paths that the box shows read-only (``~`` is expanded).
+    `expose`: further host paths that the box shows read-only (``~`` is expanded); without isolation
+    every host path is visible anyway.
     """
 
     isolation: Literal["auto", "bwrap", "none"] = "auto"
@@ -152,6 +154,8 @@ class LocalBox(Box):
 
     def _make_directories(self) -> None:
         work = self.spec.work_dir
+        if work_parent() in work.parents:
+            default_work_parent()
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         note = _leftovers.marker(self._id, self.spec.labels)
         # Exclusive: two boxes never share a directory, and none inherits another one's files.

@@ -76,7 +76,7 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
 
 def take_result(attempt: Attempt, ended: WorkerOutcome) -> None:
     """Note what run.py returned. Raises ScriptFault when it did not return."""
-    fault = fault_of(ended, "run")
+    fault = fault_of(attempt, ended, "run")
     returned = ended.value if isinstance(ended.value, dict) else {}
     terminal = returned.get("terminal")
     attempt.fact(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval import portal
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
 from pytest_ageval.sessions.service import AgentService
@@ -54,7 +55,7 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     attempt.judge_failure = service.failure
     attempt.fact("evaluator_exec", {"exit_code": ended.exit_code, "parent_worker": True})
     attempt.tails["evaluator"] = _tail(attempt, ended) or ""
-    fault = fault_of(ended, "evaluate")
+    fault = fault_of(attempt, ended, "evaluate")
     if fault is not None:
         raise fault
     return ended.value
@@ -101,17 +102,17 @@ def _spec(
     )
 
 
-def fault_of(ended: WorkerOutcome, phase: str) -> ScriptFault | None:
-    """Why the script did not return a value, or None when it did."""
+def fault_of(attempt: Attempt, ended: WorkerOutcome, phase: str) -> ScriptFault | None:
+    """Why the script did not return a value, or None when it did. Its text is redacted."""
     if ended.error is None:
         return None
     found = ended.error
     where = f" ({Path(found['file']).name}:{found['line']})" if found["file"] else ""
     return ScriptFault(
         found["title"],
-        f"{found['message']}{where}",
+        attempt.redactor.text(f"{found['message']}{where}"),
         phase=phase,
-        detail=found["traceback"] or ended.stderr_tail[-2000:] or None,
+        detail=attempt.redactor.text(found["traceback"] or ended.stderr_tail[-2000:]) or None,
     )
 
 
@@ -123,4 +124,5 @@ def pool() -> WorkerPool:
     loop = asyncio.get_running_loop()
     if loop not in _pools:
         _pools[loop] = WorkerPool()
+        portal.at_exit(_pools[loop].close)
     return _pools[loop]

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ActivityScope, Event, Session, ToolCall, Usage
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.config.locked import Binding
-
-#: Options that every executor takes: the session service reads them, not the executor.
-SERVICE_OPTIONS = frozenset({"upstream_stall_seconds"})
 
 _LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -142,7 +142,7 @@ def kill_tree(
 ) -> list[str]:
     """End `roots`, everything below them, and everything that carries `cookie`; blocks until done.
 
-    SIGTERM first when `grace` (seconds) is not zero, then SIGKILL, again and again until a look finds
+    SIGTERM first when `grace` (seconds) is not zero, then SIGKILL, again and again until two looks find
     nothing (at most two seconds more). Returns descriptions of what was still there for the SIGKILL.
     """
     known = {process for pid in roots if (process := find(pid)) is not None}
@@ -153,15 +153,20 @@ def kill_tree(
         _wait_gone(known, grace)
     described: dict[Process, str] = {}
     give_up = time.monotonic() + 2.0
-    while True:
+    empty_looks = 0
+    while empty_looks < 2 and time.monotonic() < give_up:
         known |= _below(known, cookie)
         known = {process for process in known if alive(process)}
-        if not known or time.monotonic() > give_up:
-            return sorted(described.values())
+        # Twice: in the middle of starting its program a process has no environment to be seen.
+        empty_looks = 0 if known else empty_looks + 1
         for process in known:
             described.setdefault(process, describe(process.pid))
             send(process, signal.SIGKILL)
-        _wait_gone(known, 0.2)
+        if known:
+            _wait_gone(known, 0.2)
+        else:
+            time.sleep(_LOOK)
+    return sorted(described.values())
 
 
 def _below(known: set[Process], cookie: tuple[str, str] | None) -> set[Process]:

@@ -22,16 +22,20 @@ from pytest_ageval.errors import BoxError
 Body = Callable[[Box], Awaitable[None]]
 Drive = Callable[[Body], None]
 
+#: The file to which `TICK` writes in these tests.
+TICKS = f"{WORKSPACE}/ticks"
+
 #: Appends a byte to $1 for ever, ten times a second, and takes no notice of TERM.
 TICK = "trap '' TERM HUP INT; while :; do printf x >> \"$1\"; sleep 0.1; done"
-TICKS = f"{WORKSPACE}/ticks"
 
 
 def reason(refused: pytest.ExceptionInfo[BoxError]) -> str:
+    """The failure kind."""
     return refused.value.title
 
 
 async def read(box: Box, path: str) -> str:
+    """The text of a file in the box."""
     done = await box.exec(["cat", box.visible_path(path)])
     assert done.ok, done.stderr
     return done.stdout
@@ -45,6 +49,7 @@ async def ticking(box: Box, *, after: float = 0.5) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    """Wait until `condition` holds, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, f"not true within {seconds} seconds"
@@ -52,6 +57,8 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -
 
 
 async def ticks_begin(box: Box) -> None:
+    """Wait until something has been written to the tick file."""
+
     async def begun() -> bool:
         return (await box.exec(["test", "-s", box.visible_path(TICKS)])).ok
 
@@ -59,6 +66,7 @@ async def ticks_begin(box: Box) -> None:
 
 
 async def read_all(transport: StdioTransport) -> bytes:
+    """stdout to its end."""
     found = bytearray()
     while data := await transport.read():
         found += data

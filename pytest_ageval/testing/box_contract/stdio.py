@@ -185,7 +185,7 @@ class Stdio(Hooks):
 
         attached(body)
 
-    def test_impossible_commands_are_refused(self, attached: Drive) -> None:
+    def test_impossible_processes_are_refused(self, attached: Drive) -> None:
         """An empty command: ``environment_exec_invalid``; a `cwd` outside: ``environment_path_invalid``."""
 
         async def body(box: Box) -> None:

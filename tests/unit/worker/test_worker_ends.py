@@ -403,9 +403,11 @@ def test_kill_tree_ends_roots_what_is_below_them_and_what_carries_the_cookie() -
     try:
         assert stubborn.stdout is not None
         below = int(stubborn.stdout.readline())
-        assert processes.find_by_cookie("A_COOKIE", "of this test") == [marked.pid]
+        while not (found := processes.find_by_cookie("A_COOKIE", "of this test")):
+            time.sleep(0.01)  # it is just starting its program
+        assert found == [marked.pid]
         assert below in processes.descendants(os.getpid())
-        killed = processes.kill_tree([stubborn.pid], cookie=("A_COOKIE", "of this test"), grace=0.2)
+        killed = processes.kill_tree([stubborn.pid], cookie=("A_COOKIE", "of this test"), grace=1)
         assert str(stubborn.pid) in [text.split()[0] for text in killed]
         assert str(below) not in [text.split()[0] for text in killed]
         assert not any(map(is_running, [marked.pid, stubborn.pid, below]))
