@@ -12,8 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from datasets import make
 from measure import Cost, run
+
+from datasets import make
 
 
 def main() -> None:
@@ -47,8 +48,7 @@ def report(sizes: list[int], rows: dict[str, list[Cost]]) -> None:
     slopes = {}
     for name, (first, last) in rows.items():
         slopes[name] = [
-            (getattr(last, key) - getattr(first, key)) / (large - small) * 1000
-            for key in ("wall", "cpu")
+            (getattr(last, key) - getattr(first, key)) / (large - small) * 1000 for key in ("wall", "cpu")
         ]
         print(f"{name:26}{slopes[name][0]:9.1f}{slopes[name][1]:9.1f}")
     peer = slopes.pop("ageval-cli", None)

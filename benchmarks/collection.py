@@ -1,6 +1,6 @@
 """What collecting costs: CPU seconds and peak memory for 1,000 and 10,000 tasks.
 
-    python benchmarks/collection.py
+python benchmarks/collection.py
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from datasets import make
 from measure import run
+
+from datasets import make
 
 
 def main() -> None:

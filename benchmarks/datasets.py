@@ -39,12 +39,8 @@ evaluation:
 def make(root: Path, tasks: int) -> Path:
     """A data set of `tasks` trivial tasks without a role, for the local box."""
     root.mkdir(parents=True)
-    (root / "ageval.yaml").write_text(
-        'format: ageval.dataset/1\ndataset_id: bench/trivial\nversion: "1"\n'
-    )
-    (root / "profiles.yaml").write_text(
-        "format: ageval.profiles/1\nenvironment: local\nagent_profiles: {}\n"
-    )
+    (root / "ageval.yaml").write_text('format: ageval.dataset/1\ndataset_id: bench/trivial\nversion: "1"\n')
+    (root / "profiles.yaml").write_text("format: ageval.profiles/1\nenvironment: local\nagent_profiles: {}\n")
     for number in range(tasks):
         task_id = f"task-{number:05d}"
         task = root / "tasks" / task_id

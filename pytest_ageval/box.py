@@ -227,12 +227,12 @@ class Box(abc.ABC):
 
 
 def work_parent() -> Path:
-    """The host directory under which every box of this user has its `work_dir`: ``<run>/<attempt>``."""
+    """The host directory under which every box of this user has its `work_dir`."""
     return Path(tempfile.gettempdir()) / f"pytest-ageval-{os.getuid()}"
 
 
 def check_path(path: str) -> PurePosixPath:
-    """`path` if it is absolute, below /attempt and without ``..``; else BoxError ``environment_path_invalid``."""
+    """`path` if it is absolute, below /attempt and without ``..``. Raises BoxError."""
     found = PurePosixPath(path)
     if "\0" in path or ".." in found.parts or found.parts[:2] != ("/", "attempt"):
         raise BoxError(

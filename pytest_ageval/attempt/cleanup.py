@@ -44,7 +44,7 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
 
 
 def settle(attempt: Attempt) -> None:
-    """Write the result and give the evidence away. result.json exists only for an attempt that ran to an end: not for an interrupted one."""
+    """Write the result, unless the attempt was interrupted, and give the evidence away."""
     try:
         if attempt.error is None or attempt.error.title != "interrupted":
             attempt.evidence.write_result(attempt.outcome.as_dict())

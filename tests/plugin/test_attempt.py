@@ -419,7 +419,8 @@ def test_artifacts_are_harvested_by_the_rules(demo):
 def test_evaluation_collect_and_scoring_exec(demo):
     evaluator = """
         async def evaluate(inputs):
-            done = await inputs["scoring"].exec("main", ["sh", "-c", "cat new.txt; cat $AGEVAL_EVALUATION/g; exit 3"])
+            command = "cat new.txt; cat $AGEVAL_EVALUATION/g; exit 3"
+            done = await inputs["scoring"].exec("main", ["sh", "-c", command])
             passed = (done.exit_code, done.stdout) == (3, "collectedgold")
             return {"status": "PASS" if passed else "FAIL", "metrics": {"seen": done.stdout}}
     """

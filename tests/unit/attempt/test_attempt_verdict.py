@@ -46,7 +46,9 @@ def test_a_refused_value_is_shown_bounded():
 
 @pytest.mark.parametrize("status", ["fail", "failed", "FAIL", "error"])
 def test_failed_checks_are_named(status):
-    verdict = bind({"status": "FAIL", "checks": [{"id": "ok", "status": "pass"}, {"id": "bad", "status": status}]})
+    verdict = bind(
+        {"status": "FAIL", "checks": [{"id": "ok", "status": "pass"}, {"id": "bad", "status": status}]}
+    )
     assert verdict.failed_checks == ("bad",)
 
 
