@@ -170,7 +170,6 @@ class Session:
     the phase, or None for no limit. `ask` answers a permission request under the policy ``hook``:
     it gets the protocol's request and returns the id of one of its options, or None to cancel.
     `raw_dir` is a directory of the evidence for the vendor's own logs, or None when they are not kept.
-    `env` are further variables that an agent in the box gets.
     """
 
     session_id: str
@@ -190,7 +189,6 @@ class Session:
     permission: PermissionPolicy = "allow"
     raw_dir: Path | None = None
     agent: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Executor(abc.ABC):

@@ -48,13 +48,13 @@ def pytest_ageval_executors() -> Mapping[str, type[Executor]]:
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_ageval_environment(attempt: Attempt, value: BoxSpec) -> Box | None:
-    """Exclusive. Make the (not yet started) box; the default takes the kind named in `value`."""
+def pytest_ageval_before_environment(attempt: Attempt, value: None) -> None:
+    """Chain, None. Before the box starts."""
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_ageval_before_environment(attempt: Attempt, value: None) -> None:
-    """Chain, None. Before the box starts."""
+def pytest_ageval_environment(attempt: Attempt, value: BoxSpec) -> Box | None:
+    """Exclusive. Make the (not yet started) box; the default takes the kind named in `value`."""
 
 
 @pytest.hookspec(firstresult=True)
@@ -81,13 +81,13 @@ def pytest_ageval_before_run(attempt: Attempt, value: None) -> None:
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_ageval_executor(attempt: Attempt, value: Session) -> Executor | None:
-    """Exclusive, for each session. Make the executor; the default takes the one that the role binds."""
+def pytest_ageval_before_agent_open(attempt: Attempt, value: Mapping[str, Any]) -> Any:
+    """Chain, dict of session_id, profile_id, executor, actor_id. Raising refuses the session."""
 
 
 @pytest.hookspec(firstresult=True)
-def pytest_ageval_before_agent_open(attempt: Attempt, value: Mapping[str, Any]) -> Any:
-    """Chain, dict of session_id, profile_id, executor, actor_id. Raising refuses the session."""
+def pytest_ageval_executor(attempt: Attempt, value: Session) -> Executor | None:
+    """Exclusive, for each session. Make the executor; the default takes the one that the role binds."""
 
 
 @pytest.hookspec(firstresult=True)

@@ -55,7 +55,7 @@ def _taken_flags(parser: pytest.Parser) -> set[str]:
     Who is loaded before us can be asked, in a way that pytest does not promise. pytest-base-url may
     be loaded after us, and it would be the one to fail.
     """
-    groups = getattr(parser, "_groups", ())
+    groups = [*getattr(parser, "_groups", ()), *filter(None, [getattr(parser, "_anonymous", None)])]
     taken = {name for group in groups for option in group.options for name in option.names()}
     if importlib.util.find_spec("pytest_base_url") is not None:
         taken.add("--base-url")

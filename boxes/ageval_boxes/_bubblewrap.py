@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from ageval_boxes._processes import KILL_SECONDS, Child, Pump, pid_namespace
 from pytest_ageval.errors import BoxError
@@ -38,8 +39,11 @@ KERNEL = ("--proc", "/proc", "--dev", "/dev")
 #: As the first process gets them: with terminals, a user's bwrap would nest two user namespaces.
 FIRST_KERNEL = ("--proc", "/proc", "--dev-bind", "/dev/null", "/dev/null")
 
-#: The first process of a box: reaps orphans (`wait`) and cannot be killed from inside.
-_INIT = "while :; do sleep 1000000 & wait $!; s=$?; [ $s = 0 ] || [ $s -gt 128 ] || exit 1; done"
+#: The first process of a box: says that it is there, reaps orphans (`wait`) and cannot be killed from inside.
+_INIT = (
+    "echo up; exec > /dev/null 2>&1; "
+    "while :; do sleep 1000000 & wait $!; s=$?; [ $s = 0 ] || [ $s -gt 128 ] || exit 1; done"
+)
 
 
 #: Files of /proc that change the machine, and that its root may write without any capability.
@@ -100,6 +104,8 @@ def _tool_root(entry: Path) -> Path:
     home = Path.home()
     prefix = entry.parent
     private = (home, home / ".local", Path("/"))
+    if entry.name == "shims" and prefix not in private:
+        return prefix  # pyenv, rbenv, asdf, mise: a shim starts the manager that lies beside it
     if entry.name == "bin" and (prefix / "lib").is_dir() and prefix not in private:
         return prefix
     return entry
@@ -193,10 +199,11 @@ class Namespace:
     """
 
     def __init__(self) -> None:
+        #: Of the first process, on the host.
         self.pid = 0
         self.number = 0
         self._child: Child | None = None
-        self._status: _Status | None = None
+        self._status: _Gathered | None = None
         self._fds: list[int] = []
         self._user = os.geteuid() != 0
 
@@ -206,23 +213,28 @@ class Namespace:
         `mounts` are those of the box's commands: they can reach this process's root by /proc.
         """
         receive, give = os.pipe()
-        program = bwrap() or "bwrap"
-        argv = [program, "--unshare-pid", "--as-pid-1", "--die-with-parent", *privileges()]
-        argv += ["--new-session", *mounts, "--json-status-fd", str(give)]
-        argv += ["--", "/bin/sh", "-c", _INIT]
+        argv = [bwrap() or "bwrap", "--unshare-pid", "--as-pid-1", "--die-with-parent", *privileges()]
+        argv += ["--new-session", *mounts, "--json-status-fd", str(give), "--", "/bin/sh", "-c", _INIT]
         try:
-            self._child = Child(
-                argv, env=env, cwd="/", stdin=subprocess.DEVNULL, pass_fds=(give,),
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            self._child = Child(argv, env=env, cwd="/", stdin=subprocess.DEVNULL, pass_fds=(give,))
         finally:
             os.close(give)
-            self._status = _Status(receive)
-        self.pid = await self._status.first_pid()
+            self._status = _Gathered(receive)
+        # Its own word, not bwrap's: before that, the user namespace may not be fit to be joined.
+        ready, errors = (_Gathered.of(pipe) for pipe in (self._child.popen.stdout, self._child.popen.stderr))
+        try:
+            up = await ready.line()
+            status = await self._status.line() if up else b""
+        finally:
+            ready.close()
+            errors.close()
+        if status:
+            self.pid = int(json.loads(status)["child-pid"])
         number = pid_namespace(self.pid) if self.pid else None
         if number is None:
+            why = errors.text.decode("utf-8", "replace").strip()
             await self.close()
-            raise BoxError("environment_start_failed", "bubblewrap could not make a pid namespace")
+            raise BoxError("environment_start_failed", f"bubblewrap could not open the box: {why}")
         self.number = number
         kinds = ("pid", "user") if self._user else ("pid",)
         self._fds = [os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY) for kind in kinds]
@@ -231,11 +243,6 @@ class Namespace:
     def alive(self) -> bool:
         """It was started and its first process still runs."""
         return self._child is not None and not self._child.exited.done() and self.number != 0
-
-    @property
-    def child(self) -> Child | None:
-        """The process that holds the namespace."""
-        return self._child
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -271,29 +278,37 @@ class Namespace:
         return gone
 
 
-class _Status:
-    """bwrap's status pipe. It stays open, since bwrap writes to it once more when its command ends."""
+class _Gathered:
+    """The beginning of what comes through a pipe, which is read until `close`: no writer breaks."""
 
     def __init__(self, fd: int) -> None:
-        self._text = bytearray()
-        self._line = asyncio.Event()
+        self.text = bytearray()
+        self._news = asyncio.Event()
         self._pump = Pump(fd, self._take)
         os.close(fd)
-        self._pump.ended.add_done_callback(lambda _done: self._line.set())
+        self._pump.ended.add_done_callback(lambda _done: self._news.set())
+
+    @classmethod
+    def of(cls, pipe: IO[bytes] | None) -> _Gathered:
+        """What comes through a pipe of a child."""
+        if pipe is None:
+            raise ValueError("the process has no pipe")
+        fd = os.dup(pipe.fileno())
+        pipe.close()
+        return cls(fd)
 
     def _take(self, data: bytes) -> None:
-        self._text.extend(data[:4096])
-        if b"\n" in self._text:
-            self._line.set()
-            self._pump.detach()
+        self.text += data[: 4096 - len(self.text)]
+        if b"\n" in self.text:
+            self._news.set()
 
-    async def first_pid(self) -> int:
-        """The host's number of the first process in the namespace; 0 if there will be none."""
+    async def line(self) -> bytes:
+        """The first line without its end; b"" if there will be none, or not within ten seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._line.wait(), 10)
-        line, newline, _rest = bytes(self._text).partition(b"\n")
-        return int(json.loads(line)["child-pid"]) if newline else 0
+            await asyncio.wait_for(self._news.wait(), 10)
+        return bytes(self.text).partition(b"\n")[0] if b"\n" in self.text else b""
 
     def close(self) -> None:
         """Close the pipe. Idempotent."""
+        self._pump.catch_up()
         self._pump.close()

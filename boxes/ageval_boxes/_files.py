@@ -244,6 +244,7 @@ def _swap(new: Path, fd: int, last: str, staging: Path, mode: int) -> None:
     moved = os.open(new, _DIRECTORY) if directory else -1
     try:
         with suppress(FileNotFoundError):
+            _unlock(fd, last)
             os.rename(last, old, src_dir_fd=fd)
         os.rename(new, last, dst_dir_fd=fd)
         if directory:
@@ -252,6 +253,19 @@ def _swap(new: Path, fd: int, last: str, staging: Path, mode: int) -> None:
         if directory:
             os.close(moved)
     remove_tree(old)
+
+
+def _unlock(fd: int, name: str) -> None:
+    """Make `name` movable if it is a directory: moving one needs the right to write to it."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except (NotADirectoryError, FileNotFoundError):
+        return
+    try:
+        # By /proc, since a descriptor for a directory that we may not read allows no fchmod.
+        Path(f"/proc/self/fd/{found}").chmod(0o700)
+    finally:
+        os.close(found)
 
 
 def get(box: Path, path: PurePosixPath, dest: Path, visible: str, budget: Budget) -> list[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.evaluate import gold_directory
+from pytest_ageval.attempt.record import summarize
+from pytest_ageval.box import WORKSPACE
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -24,9 +28,9 @@ async def cleanup(attempt: Attempt) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(attempt.service.seal(), SESSIONS_SECONDS)
     await stop_box(attempt, facts)
-    await slots.call(attempt, "cleanup_report", facts)
-    for fact in facts:
-        attempt.fact(fact["name"], fact.get("detail"))
+    reported = await slots.call(attempt, "cleanup_report", facts)
+    for fact in reported if isinstance(reported, list) else facts:
+        attempt.fact(str(fact["name"]), fact.get("detail"))
 
 
 async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
@@ -41,11 +45,23 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
         facts.append({"name": "cleanup_warning", "detail": {"message": attempt.cleanup_warning}})
     else:
         facts.append({"name": "environment_stopped", "detail": {"deleted": delete}})
+    if not delete:
+        keep_workspace(attempt, facts)
+
+
+def keep_workspace(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
+    """Say where the box's files are, and take away what was never the agent's."""
+    shutil.rmtree(gold_directory(attempt), ignore_errors=True)
+    workspace = attempt.raw_box.host_path(WORKSPACE)
+    if workspace is not None and workspace.is_dir():
+        attempt.kept_workspace = str(workspace)
+        facts.append({"name": "workspace_kept", "detail": {"path": str(workspace)}})
 
 
 def settle(attempt: Attempt) -> None:
     """Write the result, unless the attempt was interrupted, and give the evidence away."""
     try:
+        summarize(attempt)
         if attempt.error is None or attempt.error.title != "interrupted":
             attempt.evidence.write_result(attempt.outcome.as_dict())
     finally:

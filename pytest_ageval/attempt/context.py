@@ -96,6 +96,8 @@ class Attempt:
         self.published: dict[str, str] = {}
         self.timing: dict[str, float] = {}
         self.cleanup_warning: str | None = None
+        self.summary_extra: dict[str, Any] = {}
+        self.kept_workspace: str | None = None
         self.tails: dict[str, str] = {}
         self.judge_failure: AgentResult | None = None
 
@@ -239,8 +241,8 @@ class _NotStarted:
 def as_ageval_error(error: BaseException, phase: str) -> AgevalError:
     """`error` with a phase and a title, for the evidence and the report."""
     if isinstance(error, AgevalError):
-        if error.phase is None or type(error) is AgevalError:
-            error.phase = error.phase or phase
+        if "phase" not in vars(error):  # the class's own is only a guess
+            error.phase = phase
         return error
     kinds: Mapping[str, type[AgevalError]] = {
         "environment": BoxError,

@@ -108,10 +108,15 @@ def artifact_paths(directory: Path) -> dict[str, str]:
     return {entry.name if entry.is_dir() else entry.stem: str(entry) for entry in sorted(directory.iterdir())}
 
 
+def gold_directory(attempt: Attempt) -> Path:
+    """Where the evaluator's copy of gold lies."""
+    return attempt.raw_box.spec.work_dir / "gold"
+
+
 def gold_copy(attempt: Attempt) -> Path:
     """A copy of ``evaluation/`` for the evaluator, so that it cannot change the data set."""
     source = attempt.locked.directory("evaluation")
-    copy = attempt.raw_box.spec.work_dir / "gold"
+    copy = gold_directory(attempt)
     if source is None:
         copy.mkdir(parents=True, exist_ok=True)
         return copy

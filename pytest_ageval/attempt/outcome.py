@@ -17,7 +17,8 @@ class Outcome:
     """One attempt's result. `status` is ERROR unless the evaluator's verdict was bound and counts.
 
     `limit` names the first ceiling that was reached; `terminal` is what run.py returned; `timing`
-    holds milliseconds by phase; `usage` the summed usage of the run phase.
+    holds milliseconds by phase; `usage` the summed usage of the run phase; `workspace` is where the
+    box's files are when they were kept.
     """
 
     status: Status = "ERROR"
@@ -36,6 +37,7 @@ class Outcome:
     kind: str = ""
     capabilities: Sequence[str] = ()
     cleanup_warning: str | None = None
+    workspace: str | None = None
     flags: Sequence[str] = ()
     attempt_id: str = ""
     evidence_path: str = ""
@@ -63,6 +65,7 @@ class Outcome:
             "kind": self.kind,
             "capabilities_used": sorted(self.capabilities),
             "cleanup_warning": self.cleanup_warning,
+            "workspace": self.workspace,
             "flags": list(self.flags),
             "gold_materialized_at": "evaluate",
             "attempt_id": self.attempt_id,

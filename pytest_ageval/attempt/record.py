@@ -27,11 +27,16 @@ async def record(attempt: Attempt) -> None:
     attempt.tails["trajectory"] = tail_text([row for turn in turns for row in turn])
     await asyncio.to_thread(evidence.scrub)
     evidence.drop_raw()
-    extra = await slots.call(attempt, "summary_enrich", {})
-    evidence.write_summary(
+    attempt.summary_extra = await slots.call(attempt, "summary_enrich", {})
+    summarize(attempt)
+
+
+def summarize(attempt: Attempt) -> None:
+    """Write summary.json; once more after the cleanup, which has facts of its own."""
+    attempt.evidence.write_summary(
         attempt.outcome.as_dict(),
         phase_timing(list(attempt.timing.items()), started_at=attempt.started_at),
-        extra=extra or None,
+        extra=attempt.summary_extra or None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,9 +98,16 @@ def _spec(
         trial_id=identity.trial_id,
         run_id=identity.run_id,
         inputs=inputs or {},
+        deadline_monotonic=deadline(attempt),
         stdout=attempt.evidence.log_path(kind, "stdout"),
         stderr=attempt.evidence.log_path(kind, "stderr"),
     )
+
+
+def deadline(attempt: Attempt) -> float | None:
+    """When the phase's time is up, on the clock that all processes of this machine share."""
+    left = attempt.clock.remaining()
+    return None if left is None else time.monotonic() + left
 
 
 def fault_of(attempt: Attempt, ended: WorkerOutcome, phase: str) -> ScriptFault | None:

@@ -53,6 +53,7 @@ def _known(attempt: Attempt) -> Outcome:
         kind=attempt.raw_box.kind or locked.box.kind,
         capabilities=sorted(attempt.raw_box.capabilities),
         cleanup_warning=attempt.cleanup_warning,
+        workspace=attempt.kept_workspace,
         flags=(*attempt.flags, *_suspicions(last)),
         attempt_id=attempt.identity.attempt_id,
         evidence_path=str(attempt.evidence.root),

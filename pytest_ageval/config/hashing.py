@@ -59,22 +59,23 @@ def file_digest(path: Path) -> str:
     return found
 
 
-def tree_digest(root: Path) -> str:
+def tree_digest(root: Path, *, without: str | None = None) -> str:
     """``sha256:<hex>`` over everything below `root`: paths, kinds, contents, executable bits, link targets.
 
-    ``__pycache__``, ``.git`` and ``*.pyc`` are left out. Raises ConfigError ``unreadable_file`` for what
-    cannot be read and for what is neither file, directory nor symbolic link.
+    ``__pycache__``, ``.git``, ``*.pyc`` and the entry of `root` called `without` are left out. Raises
+    ConfigError ``unreadable_file`` for what cannot be read and for what is neither file, directory nor
+    symbolic link.
     """
     total = hashlib.sha256()
-    for row in _rows(root, b""):
+    for row in _rows(root, b"", None if without is None else os.fsencode(without)):
         total.update(row)
     return "sha256:" + total.hexdigest()
 
 
-def _rows(directory: Path, prefix: bytes) -> Iterator[bytes]:
+def _rows(directory: Path, prefix: bytes, without: bytes | None = None) -> Iterator[bytes]:
     try:
         with os.scandir(os.fsencode(directory)) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+            entries = sorted((e for e in found if e.name != without), key=lambda entry: entry.name)
     except OSError as error:
         raise _unreadable(directory, error) from error
     for entry in entries:

@@ -65,7 +65,9 @@ def lock_task(
             check_credential(bound, dataset)
     parameters, parameter_rows = _parameters(task, job)
     limits, limit_rows = _limits(task, job)
-    eval_digest = digest_of({"task": tree_digest(task.root), "shared": dataset.shared_digest})
+    # What task.yaml means is in the locked configuration itself; its description and comments are not.
+    files = tree_digest(task.root, without=task.path.name)
+    eval_digest = digest_of({"task": files, "shared": dataset.shared_digest})
     rows = (*box_rows, *(r for b in bounds.values() for r in b.rows), *parameter_rows, *limit_rows)
     locked: dict[str, Any] = {
         "format": task.format,

@@ -123,13 +123,9 @@ class AgentService:
             refused = self._refuse_invoke(session)
             if refused is not None:
                 return refusal(refused)
-            try:
-                return await session.invoke(payload)
-            except AgevalError as error:
-                return refusal(error.title, error.message)
-            except Exception as error:  # a hook's exception; run.py gets it as data
-                self.attempt.fact("agent_invoke_hook_failed", {"error": f"{type(error).__name__}: {error}"})
-                return refusal(type(error).__name__, str(error))
+            # An exception from here is a hook's or ours: it ends the script and fails the phase. As
+            # data it would look to run.py like an answer of the agent.
+            return await session.invoke(payload)
 
     def _refuse_invoke(self, session: RoleSession) -> str | None:
         if self.sealed:

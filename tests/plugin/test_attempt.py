@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -522,6 +523,25 @@ def test_a_hook_that_raises_fails_its_phase_unless_the_slot_fails_open(demo, slo
         assert only(demo)["error"]["title"] == "LookupError"
 
 
+@pytest.mark.parametrize("slot", ["before_agent_invoke", "after_agent_invoke", "normalize_agent_result"])
+def test_a_hook_that_raises_around_an_invoke_is_not_an_answer_of_the_agent(demo, key, slot):
+    demo.pytester.makeconftest(f"def pytest_ageval_{slot}(attempt):\n    raise LookupError('mine')\n")
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.pytest("datasets").assert_outcomes(errors=1)
+    assert only(demo)["error"] == {"phase": "run", "title": "LookupError", "message": "mine"}
+
+
+def test_a_hook_that_refuses_a_session_says_so(demo, key):
+    demo.pytester.makeconftest("def pytest_ageval_before_agent_open(attempt):\n    raise LookupError('no')\n")
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.pytest("datasets").assert_outcomes(errors=1)
+    assert only(demo)["error"]["title"] == "agent_open_hook_failed"
+
+
 def test_a_hook_cannot_turn_a_fail_into_a_pass(demo):
     demo.pytester.makeconftest(
         """
@@ -550,7 +570,25 @@ def test_nothing_is_left_behind(demo, scratch):
 def test_keep_workspace_leaves_the_box(demo, scratch):
     demo.task("t")
     demo.pytest("datasets", "--keep-workspace").assert_outcomes(passed=1)
-    assert [p.read_text() for p in scratch.rglob("answer.txt")] == ["42"]
+    (kept,) = scratch.rglob("answer.txt")
+    assert kept.read_text() == "42"
+    assert only(demo)["workspace"] == str(kept.parent)
+
+
+def test_what_the_cleanup_found_is_in_the_summary(demo):
+    demo.pytester.makeconftest(
+        """
+        def pytest_ageval_cleanup_report(attempt, value):
+            return [*value, {"name": "mine", "detail": {"seen": len(value)}}]
+        """
+    )
+    demo.task("t")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    assert facts(demo)["environment_stopped"] == [{"deleted": True}]
+    assert facts(demo)["mine"] == [{"seen": 1}]
+    (attempt,) = demo.attempts()
+    timing = json.loads((attempt / "summary.json").read_text())["phase_timing"]
+    assert [row["id"] for row in timing["phases"]][:4] == ["environment", "run", "evaluate", "record"]
 
 
 def test_the_lock_is_in_the_evidence_and_its_digest_in_the_result(demo):
@@ -560,6 +598,29 @@ def test_the_lock_is_in_the_evidence_and_its_digest_in_the_result(demo):
     lock = json.loads((attempt / "lock.json").read_text())
     assert lock["digest"] == only(demo)["digest"]
     assert lock["locked"]["limits"]["wall_time_seconds"] == 300
+
+
+def test_human_notes_do_not_change_the_digest_and_all_else_does(demo):
+    task = demo.task("t", more="description: one")
+    digests = []
+
+    def run():
+        demo.pytest("datasets")
+        digests.append(demo.results()[-1]["digest"] if len(demo.attempts()) == 1 else None)
+        for attempt in demo.attempts():
+            shutil.rmtree(attempt)
+
+    file = task / "task.yaml"
+    run()
+    file.write_text(file.read_text().replace("description: one", "# a comment\ndescription: two"))
+    run()
+    file.write_text(file.read_text() + "\nlimits: {wall_time_seconds: 299}\n")
+    run()
+    (task / "evaluator.py").write_text((task / "evaluator.py").read_text() + "# changed\n")
+    run()
+    assert None not in digests
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def test_the_steps_are_logged_before_their_effect(demo, key):

@@ -10,7 +10,7 @@ from ageval_executors.acp.launch import build_launch, resolve_key, write_files
 from ageval_executors.acp.native import NativeSession, is_alone
 from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.peer import RpcError, require_library
-from ageval_executors.acp.results import TurnEnd, build_result, dead_result, refused_result
+from ageval_executors.acp.results import TurnEnd, build_result, dead_result
 from pytest_ageval.errors import BoxError, ExecutorError
 from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
 
@@ -27,10 +27,10 @@ DRAIN_SECONDS = 0.25
 class AcpExecutor(Executor):
     """Drives any agent that speaks ACP: one process in the box, one native session, for one `Session`.
 
-    The agent brings its own tools and keeps its own history. So `tools` are answered with
-    ``acp_tools_unsupported``, and `messages` that hold more than the prompt with
-    ``acp_messages_unsupported``. A model turn of the activity log is a whole prompt turn: the protocol
-    does not show single model calls.
+    The agent brings its own tools and keeps its own history. So `tools`, and `messages` that hold more
+    than the prompt, are not sent; the record says so (``acp_tools_ignored``, ``acp_messages_ignored``).
+    A task that works with every agent puts what matters into its prompt. A model turn of the activity
+    log is a whole prompt turn: the protocol does not show single model calls.
     """
 
     kind: ClassVar[str] = "acp"
@@ -143,14 +143,14 @@ class AcpExecutor(Executor):
         messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> AgentResult:
         """One prompt turn. See the class for `tools` and `messages`."""
-        if tools:
-            return refused_result("acp_tools_unsupported", "an ACP agent has tools of its own")
-        if messages and not is_alone(messages, prompt):
-            return refused_result("acp_messages_unsupported", "an ACP agent keeps the conversation itself")
         native = self._native
         if native is None or native.dead is not None:
             why = native.dead if native is not None else None
             return dead_result(why or "the session is not open")
+        if tools:
+            native.warn("acp_tools_ignored", "an ACP agent has tools of its own")
+        if messages and not is_alone(messages, prompt):
+            native.warn("acp_messages_ignored", "an ACP agent keeps the conversation itself")
         turn = native.begin_turn(prompt)
         self._stopping = self._stop_reason = None
         try:

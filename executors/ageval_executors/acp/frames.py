@@ -8,6 +8,9 @@ from typing import Any
 #: Longest accepted line, in bytes. Tool results can carry whole files, so it is generous.
 MAX_LINE = 64 * 1024 * 1024
 
+#: Levels of nesting that a message may have; whoever writes it down again must not run out of stack.
+MAX_DEPTH = 200
+
 #: Characters kept of one line that is not a message.
 MAX_QUOTE = 500
 
@@ -61,19 +64,36 @@ class LineSplitter:
 def parse_message(line: bytes) -> dict[str, Any] | None:
     """The JSON-RPC message in `line`, or None if it is anything else (a banner, a log record, ``42``).
 
-    Bytes that are not UTF-8 and lone surrogates become U+FFFD, so that what is returned can be
-    written anywhere.
+    Bytes that are not UTF-8 become U+FFFD, lone surrogates a question mark, NaN and infinities null,
+    so that what is returned can be written anywhere.
     """
     text = line.decode("utf-8", "replace")
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=lambda _: None)
         if "\\ud" in text or "\\uD" in text:
             found = _without_surrogates(found)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or _too_deep(found, text):
         return None
     return found if _is_request(found) or _is_response(found) else None
+
+
+def _too_deep(value: object, text: str) -> bool:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def _is_request(message: dict[str, Any]) -> bool:

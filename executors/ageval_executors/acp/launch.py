@@ -116,7 +116,7 @@ def build_launch(
         env["PATH"] = ":".join([*(fill(part, fields) for part in entry.path), _PATH])
     if key is not None and (name := session.api_key_name if entry.key_env is None else entry.key_env):
         env[name] = key
-    env |= {**setup.env, **session.env, **extra_env}
+    env |= {**setup.env, **extra_env}
     return Launch(
         argv=(*(fill(part, fields) for part in entry.argv), *setup.args),
         env=env,

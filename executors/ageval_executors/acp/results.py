@@ -36,11 +36,6 @@ class TurnEnd:
     stopped: str | None = None
 
 
-def refused_result(code: str, why: str) -> AgentResult:
-    """A turn that this executor cannot take; nothing was sent."""
-    return AgentResult(ok=False, error=f"{code}: {why}", status="unknown", repeatable=False)
-
-
 def dead_result(why: str) -> AgentResult:
     """A turn of a session whose agent is gone."""
     return AgentResult(
@@ -111,8 +106,10 @@ async def _answered(
     usage = turn.usage.finish(result)
     failure = turn.agent_failure
     if (declared := declared_failure(result.get("_meta"))) is not None:
+        # An agent's own word is no proof that its provider failed: the evaluator decides, and the
+        # reader of the result is told.
         metadata["declared_failure"] = bounded(declared, 10**9, 4096)
-        failure = failure or str(declared.get("error") or "the agent says that the turn failed")
+        metadata["agent_error_suspected"] = True
     if failure is None and native.entry.journal is not None:
         journal = await read_journal(native)
         failure, usage = journal.error, journal.usage or usage

@@ -66,7 +66,7 @@ class _Counts:
 
 
 def _count(value: Any) -> int | None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    ok = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
     return value if ok else None
 
 
@@ -100,7 +100,7 @@ class UsageTracker:
         cost = update.get("cost")
         if isinstance(cost, Mapping) and cost.get("currency") == "USD":
             amount = cost.get("amount")
-            if isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0:
+            if isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < 1e9:
                 self._cost, self._cost_in_turn = float(amount), True
                 event["cost_usd"] = float(amount)
         if (counts := _Counts.of(update)) is not None:

@@ -76,6 +76,21 @@ def test_a_malformed_error_still_ends_its_request(line: bytes) -> None:
     assert message["error"]["code"] == -32603
 
 
+def test_what_is_read_can_be_written_again() -> None:
+    line = b'{"id": 1, "result": {"a": NaN, "b": -Infinity, "c": "\\ud800", "d": "\xff"}}'
+
+    message = parse_message(line)
+
+    assert message == {"id": 1, "result": {"a": None, "b": None, "c": "?", "d": "\ufffd"}}
+
+
+@pytest.mark.parametrize(("depth", "taken"), [(150, True), (300, False)])
+def test_nesting_has_a_limit(depth: int, taken: bool) -> None:
+    line = b'{"id": 1, "result": ' + b"[" * depth + b"]" * depth + b"}"
+
+    assert (parse_message(line) is not None) is taken
+
+
 def test_noise_between_messages_is_skipped_and_counted(tmp_path: Path) -> None:
     played = play(tmp_path, "noise")
 

@@ -1,0 +1,184 @@
+"""The reference pages name everything that exists: hooks, options, keys, error titles, agents."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ageval_executors.acp.entries import ENTRIES
+from pytest_ageval import hookspecs
+from pytest_ageval.attempt.slots import FAIL_OPEN
+from pytest_ageval.cli import COMMANDS
+from pytest_ageval.config import formats, known_agents
+from pytest_ageval.config.locked import Limits
+from pytest_ageval.evidence.layout import Layout
+from pytest_ageval.options import OPTIONS, Option
+from pytest_ageval.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+SOURCES = ("pytest_ageval", "boxes", "executors")
+ERRORS = {"AgevalError", "BoxError", "ConfigError", "EvaluatorError", "ExecutorError", "ScriptFault"}
+
+HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("pytest_ageval_"))
+
+
+def page(name: str) -> str:
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def code_words(text: str) -> set[str]:
+    """Every word that stands inside backticks."""
+    return {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"[\w-]+", code)}
+
+
+def table_rows(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook(hook: str) -> None:
+    rows = [row for row in table_rows(page("hooks.md")) if row[0] == f"`{hook}`"]
+    assert len(rows) == 1, f"hooks.md: {hook} needs one row of the table, found {len(rows)}"
+    fails_open = rows[0][-1] == "yes"
+    assert fails_open == (hook.removeprefix("pytest_ageval_") in FAIL_OPEN)
+
+
+def test_no_hook_is_invented() -> None:
+    assert set(re.findall(r"pytest_ageval_[a-z_]+", page("hooks.md"))) <= set(HOOKS)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_option(option: Option) -> None:
+    rows = [row for row in table_rows(page("options.md")) if row[0] == f"`{option.long}`"]
+    assert len(rows) == 1, f"options.md: {option.long} needs one row, found {len(rows)}"
+    _, flags, env, ini, value = rows[0]
+    assert flags == ", ".join(f"`{flag}`" for flag in option.flags)
+    assert env == f"`{option.env}`"
+    assert ini == f"`{option.ini}` ({option.ini_type})"
+    assert all(f"`{choice}`" in value for choice in option.choices)
+
+
+def test_no_option_is_invented() -> None:
+    known = {option.long for option in OPTIONS}
+    for path in (ROOT / "docs").rglob("*.md"):
+        found = set(re.findall(r"--ageval-[a-z-]+", path.read_text(encoding="utf-8")))
+        assert found <= known, path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str) -> None:
+    assert f"`pytest-ageval {command} " in page("options.md")
+
+
+def test_no_command_is_invented() -> None:
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        found = set(re.findall(r"(?:`|\$ |'|^ +)pytest-ageval ([a-z]+)", text, re.MULTILINE))
+        assert found <= set(COMMANDS), path
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_every_key_of_a_file(name: str) -> None:
+    words = code_words(page("files.md"))
+    missing = sorted(set(keys(formats.FORMATS[name])) - words)
+    assert not missing, f"files.md says nothing of {missing}"
+
+
+def keys(kind: Any) -> Iterator[str]:
+    """The names of all fields of a Struct, those of inner ones included."""
+    for field in msgspec.structs.fields(kind):
+        yield field.encode_name
+        for inner in structs(field.type):
+            yield from keys(inner)
+
+
+def structs(kind: Any) -> Iterator[Any]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for inner in getattr(kind, "__args__", ()):
+        yield from structs(inner)
+    if hasattr(kind, "__metadata__"):
+        yield from structs(kind.__origin__)
+
+
+def test_default_limits() -> None:
+    rows = {row[0]: row for row in table_rows(page("files.md"))}
+    for name in Limits.__dataclass_fields__:
+        assert rows[f"`limits.{name}`"][2] == str(getattr(Limits(), name))
+
+
+def raised_titles() -> dict[str, str]:
+    """The literal titles of errors in the sources, with a file that has each."""
+    found: dict[str, str] = {}
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and node.args and raises(node.func):
+                    title = node.args[0]
+                    if isinstance(title, ast.Constant) and isinstance(title.value, str):
+                        found[title.value] = str(path.relative_to(ROOT))
+    return found
+
+
+def raises(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id in ERRORS or function.id in ("CallFailedError", "Failure", "refused_result")
+    if not isinstance(function, ast.Attribute) or function.attr != "error":
+        return False
+    return ast.unparse(function.value).endswith("source")
+
+
+TITLES = raised_titles()
+
+
+def test_titles_are_found() -> None:
+    assert {"invalid_schema", "environment_setup_failed", "acp_runtime_node", "stream_cut"} <= TITLES.keys()
+    assert len(TITLES) > 80
+
+
+@pytest.mark.parametrize("title", sorted(TITLES))
+def test_error_title(title: str) -> None:
+    assert title in code_words(page("errors.md")), f"errors.md says nothing of {title} ({TITLES[title]})"
+
+
+def test_agents_and_executors() -> None:
+    registry = Registry()
+    words = code_words(page("agents.md"))
+    assert {*known_agents(registry), *registry.executor_kinds()} <= words
+    for entry in ENTRIES.values():
+        for package, version in entry.packages.items():
+            assert f"`{package}` {version}" in page("agents.md")
+        if entry.node is not None:
+            assert f"{entry.node[0]}.{entry.node[1]} or newer" in page("agents.md")
+
+
+def test_options_of_executors_and_boxes() -> None:
+    registry = Registry()
+    for kind in registry.executor_kinds():
+        cls = registry.executor(kind)
+        wanted = {field.encode_name for field in msgspec.structs.fields(cls.Options)} | cls.extra_allowlist
+        assert wanted <= code_words(page("agents.md")), kind
+    for kind in registry.box_kinds():
+        assert f"\n## {kind}\n" in page("boxes.md")
+        wanted = {field.encode_name for field in msgspec.structs.fields(registry.box(kind).Options)}
+        assert wanted <= code_words(page("boxes.md")), kind
+
+
+def test_every_file_of_an_attempt() -> None:
+    text = (ROOT / "docs" / "how-to" / "evidence.md").read_text(encoding="utf-8")
+    layout = Layout(Path("attempt"))
+    for path in (
+        *(layout.lock, layout.result, layout.summary, layout.activity, layout.trajectory, layout.facts),
+        *(layout.artifacts, layout.checks, layout.observation, layout.private, layout.writer),
+        *(layout.collected, layout.logs, layout.invocations("run")),
+    ):
+        assert f"| `{path.relative_to('attempt')}" in text
