@@ -124,7 +124,6 @@ def test_the_agents_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "",
         options=options,
         isolation="auto",
-        env={"OF_THE_TASK": "2"},
         api_key="k-123",
         api_key_name="VENDOR_KEY",
     )
@@ -132,7 +131,7 @@ def test_the_agents_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     told = json.loads(played.result.text)
     assert told["cwd"] == "/attempt/workspace"
     env = told["env"]
-    assert (env["HOME"], env["MINE"], env["OF_THE_TASK"]) == ("/attempt/home", "1", "2")
+    assert (env["HOME"], env["MINE"]) == ("/attempt/home", "1")
     assert env["VENDOR_KEY"] == "k-123"
     assert "SECRET_OF_THE_HOST" not in env
 

@@ -153,7 +153,7 @@ def test_a_turn_that_only_read_can_be_repeated(tmp_path: Path) -> None:
 
 
 def warnings_of(played) -> list[str]:
-    raws = [event["raw"] for event in played.events if event["kind"] == "opaque"]
+    raws = [event["raw"] for event in played.log.events if event["kind"] == "opaque"]
     return [raw["code"] for raw in raws if raw.get("type") == "warning"]
 
 
