@@ -16,6 +16,8 @@ from pytest_ageval.faces import BoxFace
 from pytest_ageval.job import Job, running_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_ageval.attempt import Attempt, Outcome
     from pytest_ageval.box import BoxSpec
     from pytest_ageval.collection import TaskItem
@@ -30,6 +32,10 @@ KNOWN = pytest.StashKey[dict[str, Any]]()
 
 #: Failed checks that the message of a FAIL names.
 NAMED_CHECKS = 5
+
+#: Lines of what a check found, and characters of each, in that message.
+CHECK_LINES = 4
+CHECK_WIDTH = 200
 
 
 class AttemptFace:
@@ -195,7 +201,7 @@ def describe(face: AttemptFace) -> dict[str, Any]:
 
 
 def fail_message(outcome: Outcome) -> str:
-    """``score 0.40; failed checks: tests, lint (evidence: path)``."""
+    """``score 0.40; failed checks: tests, lint (evidence: path)``, and below it what the checks say."""
     parts = []
     if outcome.score is not None:
         parts.append(f"score {outcome.score:.2f}")
@@ -205,5 +211,29 @@ def fail_message(outcome: Outcome) -> str:
     if checks:
         more = f" and {len(checks) - NAMED_CHECKS} more" if len(checks) > NAMED_CHECKS else ""
         parts.append(f"failed checks: {', '.join(checks[:NAMED_CHECKS])}{more}")
+    terminal = outcome.terminal or {}
+    if terminal.get("kind") == "failed":
+        parts.append(f"run.py: {_line(terminal.get('reason') or 'failed')}")
     text = "; ".join(parts) or "the evaluator's verdict is FAIL"
-    return f"{text} (evidence: {outcome.evidence_path})"
+    details = [line for row in _failed(outcome)[:NAMED_CHECKS] for line in _check_lines(row)]
+    return "\n".join([f"{text} (evidence: {outcome.evidence_path})", *details])
+
+
+def _failed(outcome: Outcome) -> list[Mapping[str, Any]]:
+    names = set(outcome.failed_checks)
+    return [row for row in outcome.checks if str(row.get("id") or row.get("title")) in names]
+
+
+def _check_lines(row: Mapping[str, Any]) -> list[str]:
+    """What a check demands, and what it found instead: a few lines."""
+    name = str(row.get("id") or row.get("title"))
+    title = row.get("title") if row.get("id") else None
+    found = str(row.get("stderr") or row.get("message") or row.get("reason") or row.get("stdout") or "")
+    lines = [line for line in found.strip().splitlines() if line.strip()][-CHECK_LINES:]
+    return [f"  {name}: {_line(title)}" if title else f"  {name}", *(f"    {_line(text)}" for text in lines)]
+
+
+def _line(text: Any) -> str:
+    """`text` as one line of bounded length."""
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= CHECK_WIDTH else f"{flat[:CHECK_WIDTH]}..."

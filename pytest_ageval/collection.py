@@ -213,6 +213,7 @@ class TaskFile(_OfDataset, pytest.Module):
             if not self._dataset_is_good():
                 return
             self.task = self._load()
+            self.job.roles.update(self.task.roles)
         except ConfigError as error:
             yield self._broken(error)
             return

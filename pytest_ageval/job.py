@@ -60,6 +60,7 @@ class Job:
         self.config = config
         self.usage_error: ConfigError | None = None
         self._seen = False
+        self.roles: set[str] = set()
         self._marks: set[str] = set()
         self._reported: set[Path] = set()
         self._attempts = 0
@@ -150,6 +151,20 @@ class Job:
                     load_agent(ref, self.registry)
             if variant.box is not None:
                 self.registry.box(variant.box)
+        self._look_up_roles()
+
+    def _look_up_roles(self) -> None:
+        """A role that is spelled almost like one of the tasks' is a slip.
+
+        Another one is not: the tasks that have it may just not be among those of this run.
+        """
+        from pytest_ageval.config.job import check_roles
+
+        try:
+            check_roles(self.options, self.roles)
+        except ConfigError as error:
+            if error.hint:
+                raise
 
     def refuse_bad_usage(self, items: list[pytest.Item]) -> None:
         """Raise `pytest.UsageError` if the command line is wrong.

@@ -41,7 +41,9 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         face.fail(error)
     # Replaced, not added: a test that is run again has those of its last attempt.
     kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
-    item.user_properties[:] = [*kept, *properties(item, face, error)]
+    # After a set-up that went well there is nothing to tell yet: no verdict is not an ERROR.
+    known = [] if call.when == "setup" and error is None else properties(item, face, error)
+    item.user_properties[:] = [*kept, *known]
 
 
 def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:

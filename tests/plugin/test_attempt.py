@@ -127,6 +127,43 @@ def test_an_evaluator_that_crashes_on_an_absent_artifact_names_it(demo):
     demo.pytest("datasets").stdout.fnmatch_lines(["KeyError*(the run did not produce: reply)"])
 
 
+def test_a_fail_says_what_its_checks_found(demo):
+    demo.task(
+        "t",
+        run="from ageval_sdk import RunTerminal\ndef run(ctx):\n    return RunTerminal.failed('gave up')\n",
+        evaluator="""
+            def evaluate(inputs):
+                checks = [
+                    {"id": "lines", "title": "three lines", "status": "FAIL", "stderr": "found 2\\nat b.txt"},
+                    {"id": "name", "title": "a name", "status": "PASS"},
+                    {"title": "no id", "status": "fail", "message": "x" * 5000},
+                ]
+                return {"status": "FAIL", "score": 0.5, "checks": checks}
+        """,
+    )
+    result = demo.pytest("datasets", "--junitxml=j.xml")
+    lines = [
+        "score 0.50; failed checks: lines, no id; run.py: gave up (evidence: *)",
+        "  lines: three lines",
+        "    found 2",
+        "    at b.txt",
+        "  no id",
+        "    xxx*...",
+    ]
+    result.stdout.fnmatch_lines(lines, consecutive=True)
+    result.stdout.fnmatch_lines(
+        ["FAILED *::t* - TaskFailed: score 0.50; failed checks: lines, no id; run.py: gave up *"]
+    )
+    assert "found 2" in (demo.pytester.path / "j.xml").read_text()
+
+
+def test_a_role_that_is_misspelled_on_the_command_line_is_a_usage_error(demo):
+    demo.task("t", roles=("writer",))
+    result = demo.pytest("datasets", "--agent", "writter=nop")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*no task has a role 'writter'*", "*did you mean 'writer'?*"])
+
+
 # -- limits ----------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ def test_junit_tells_failures_from_errors_and_has_properties(demo: DataSet, work
         "judge[nop]": ["properties", "error"],
         "broken": ["properties", "error"],
     }
+    assert properties(found["passes[nop]"])["ageval.status"] == "PASS"
     fails = properties(found["fails[nop]"])
     assert fails["ageval.status"] == "FAIL"
     assert fails["ageval.score"] == "0.4"
