@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt import slots
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import ActivityScope, Event, Session, ToolCall, Usage
+from pytest_ageval.executor import ActivityScope, Event, Session
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -95,45 +95,8 @@ def stall_seconds(attempt: Attempt, binding: Binding) -> float:
 class NullActivity:
     """A step log that nobody keeps."""
 
-    def model_turn_started(self, step: int, *, delta_messages: Sequence[Mapping[str, Any]]) -> None:
-        """Ignored."""
-
-    def model_turn_completed(
-        self,
-        step: int,
-        *,
-        text: str,
-        thought: str = "",
-        tool_calls: Sequence[ToolCall] = (),
-        usage: Usage | None = None,
-        stop_reason: str | None = None,
-    ) -> None:
-        """Ignored."""
-
-    def model_turn_aborted(self, step: int, *, reason: str, partial_text: str = "") -> None:
-        """Ignored."""
-
-    def tool_call_started(
-        self,
-        tool_call_id: str,
-        *,
-        name: str,
-        kind: str | None = None,
-        arguments: Any = None,
-        replay_safe: bool = False,
-    ) -> None:
-        """Ignored."""
-
-    def tool_call_completed(
-        self,
-        tool_call_id: str,
-        *,
-        outcome: str,
-        content: str = "",
-        exit_code: int | None = None,
-        raw_output: Any = None,
-    ) -> None:
-        """Ignored."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
 
 
 class CurrentScope:

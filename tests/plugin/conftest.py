@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from . import attempt_kit
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -117,3 +119,9 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def demo(pytester: pytest.Pytester) -> DataSet:
     """An empty data set in ``datasets/demo``."""
     return DataSet(pytester, pytester.path / "datasets" / "demo")
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PROBE_KEY", attempt_kit.KEY)
+    return attempt_kit.KEY

@@ -1,0 +1,245 @@
+"""Gold, artifacts, and what is left of an attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from textwrap import dedent
+
+from pytest_ageval.testing.scripted_model import ScriptedModel, Text
+
+from .attempt_kit import ASK, JUDGE, ONE, PROFILES, ROLES, facts, only
+
+# -- gold and artifacts ----------------------------------------------------------------------------
+
+LOOK = """
+import subprocess
+def run(ctx):
+    found = subprocess.run(["find", "/", "-name", "expected-7f3a.json", "-not", "-path", "/proc/*"],
+                           capture_output=True, text=True).stdout
+    ctx.publish_json("reply", {"text": found})
+"""
+
+
+def test_gold_is_not_in_the_box_before_the_agent_has_stopped(demo):
+    demo.pytester.makeconftest(
+        """
+        def look(attempt):
+            done = attempt.box.exec(["sh", "-c", "ls /attempt; find / -name expected-7f3a.json 2>/dev/null"])
+            attempt.fact("looked", {"text": done.stdout})
+
+        def pytest_ageval_after_environment(attempt): look(attempt)
+        def pytest_ageval_before_evaluate(attempt): look(attempt)
+        """
+    )
+    task = demo.task("t")
+    (task / "evaluation").mkdir()
+    (task / "evaluation" / "expected-7f3a.json").write_text("{}")
+    (task / "solution").mkdir()
+    (task / "solution" / "expected-7f3a.json").write_text("{}")
+    demo.pytest("datasets", "--box", "local", "--box-option", "isolation=bwrap").assert_outcomes(passed=1)
+    before, after = (row["text"] for row in facts(demo)["looked"])
+    assert "expected-7f3a" not in before + after
+    assert "evaluation" not in before + after
+
+
+def test_a_link_to_the_gold_is_not_followed(demo):
+    task = demo.task(
+        "t",
+        evaluator="""
+            import pathlib
+            def evaluate(inputs):
+                gold = pathlib.Path(inputs["evaluation_dir"], "gold.txt").read_text()
+                places = [pathlib.Path(inputs["workspace_dir"], "answer.txt"),
+                          pathlib.Path(inputs["artifacts"].get("answer", "/nowhere"))]
+                same = any(p.is_file() and p.read_text() == gold for p in places)
+                return {"status": "PASS" if same else "FAIL"}
+        """,
+        run="""
+            import os, pathlib
+            def run(ctx):
+                gold = pathlib.Path(ctx.task_root, "evaluation", "gold.txt")
+                os.symlink(gold, ctx.workspace_root / "answer.txt")
+        """,
+        more="artifacts: {publishable: [{id: answer, path: answer.txt}]}\n",
+    )
+    (task / "evaluation").mkdir()
+    (task / "evaluation" / "gold.txt").write_text("secret answer")
+    demo.pytest("datasets").assert_outcomes(failed=1)
+    assert "links_to_hidden_files" in only(demo)["flags"]
+
+
+def test_an_evaluator_cannot_change_the_data_set(demo):
+    task = demo.task(
+        "t",
+        evaluator="""
+            import pathlib
+            def evaluate(inputs):
+                gold = pathlib.Path(inputs["evaluation_dir"], "gold.txt")
+                gold.chmod(0o644)
+                gold.write_text("changed")
+                return {"status": "PASS"}
+        """,
+    )
+    (task / "evaluation").mkdir()
+    (task / "evaluation" / "gold.txt").write_text("original")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    assert (task / "evaluation" / "gold.txt").read_text() == "original"
+
+
+def test_artifacts_are_harvested_by_the_rules(demo):
+    run = """
+        def run(ctx):
+            ws = ctx.workspace_root
+            (ws / "report.md").write_text("r")
+            (ws / "out" / "deep").mkdir(parents=True)
+            (ws / "out" / "deep" / "a.pyc").write_text("x")
+            (ws / "out" / "b.txt").write_text("b")
+            (ws / "bin").write_bytes(bytes(range(256)))
+    """
+    more = """
+        artifacts:
+          publishable:
+            - {id: rep, path: nested/report.md}
+            - {id: tree, path: workspace/out, kind: tree, exclude: ["*.pyc"]}
+            - {id: raw, path: bin}
+            - {id: gone, path: gone.txt}
+    """
+    demo.task("t", run=run, more=dedent(more))
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    (attempt,) = demo.attempts()
+    found = attempt / "task-artifacts"
+    assert (found / "rep.md").read_text() == "r"
+    assert sorted(p.name for p in (found / "tree").rglob("*")) == ["b.txt", "deep"]
+    assert (found / "raw.json").read_bytes() == bytes(range(256))
+    assert facts(demo)["artifacts_harvested"] == [
+        {"missing": ["gone"], "pulled": ["rep", "tree", "raw"], "skipped": []}
+    ]
+
+
+def test_evaluation_collect_and_scoring_exec(demo):
+    evaluator = """
+        async def evaluate(inputs):
+            command = "cat new.txt; cat $AGEVAL_EVALUATION/g; exit 3"
+            done = await inputs["scoring"].exec("main", ["sh", "-c", command])
+            passed = (done.exit_code, done.stdout) == (3, "collectedgold")
+            return {"status": "PASS" if passed else "FAIL", "metrics": {"seen": done.stdout}}
+    """
+    more = """
+        evaluation:
+          collect:
+            - {command: "printf collected > new.txt"}
+            - {path: /attempt/workspace/new.txt}
+    """
+    task = demo.task("t", evaluator=evaluator, more=dedent(more))
+    (task / "evaluation").mkdir()
+    (task / "evaluation" / "g").write_text("gold")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    (attempt,) = demo.attempts()
+    assert (attempt / "verifier-collect" / "entries" / "1" / "new.txt").read_text() == "collected"
+    manifest = json.loads((attempt / "verifier-collect" / "manifest.json").read_text())
+    assert [row["index"] for row in manifest["entries"]] == [1]
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_behind(demo, scratch):
+    demo.task("good")
+    demo.task("bad", run="def run(ctx): 1 / 0\n")
+    demo.pytest("datasets").assert_outcomes(passed=1, errors=1)
+    assert [p for p in scratch.rglob("*") if p.is_file()] == []
+
+
+def test_keep_workspace_leaves_the_box(demo, scratch):
+    demo.task("t")
+    demo.pytest("datasets", "--keep-workspace").assert_outcomes(passed=1)
+    (kept,) = scratch.rglob("answer.txt")
+    assert kept.read_text() == "42"
+    assert only(demo)["workspace"] == str(kept.parent)
+
+
+def test_what_the_cleanup_found_is_in_the_summary(demo):
+    demo.pytester.makeconftest(
+        """
+        def pytest_ageval_cleanup_report(attempt, value):
+            return [*value, {"name": "mine", "detail": {"seen": len(value)}}]
+        """
+    )
+    demo.task("t")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    assert facts(demo)["environment_stopped"] == [{"deleted": True}]
+    assert facts(demo)["mine"] == [{"seen": 1}]
+    (attempt,) = demo.attempts()
+    timing = json.loads((attempt / "summary.json").read_text())["phase_timing"]
+    assert [row["id"] for row in timing["phases"]][:4] == ["environment", "run", "evaluate", "record"]
+
+
+def test_the_lock_is_in_the_evidence_and_its_digest_in_the_result(demo):
+    demo.task("t")
+    demo.pytest("datasets")
+    (attempt,) = demo.attempts()
+    lock = json.loads((attempt / "lock.json").read_text())
+    assert lock["digest"] == only(demo)["digest"]
+    assert lock["locked"]["limits"]["wall_time_seconds"] == 300
+
+
+def test_human_notes_do_not_change_the_digest_and_all_else_does(demo):
+    task = demo.task("t", more="description: one")
+    digests = []
+
+    def run():
+        demo.pytest("datasets")
+        digests.append(demo.results()[-1]["digest"] if len(demo.attempts()) == 1 else None)
+        for attempt in demo.attempts():
+            shutil.rmtree(attempt)
+
+    file = task / "task.yaml"
+    run()
+    file.write_text(file.read_text().replace("description: one", "# a comment\ndescription: two"))
+    run()
+    file.write_text(file.read_text() + "\nlimits: {wall_time_seconds: 299}\n")
+    run()
+    (task / "evaluator.py").write_text((task / "evaluator.py").read_text() + "# changed\n")
+    run()
+    assert None not in digests
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_the_steps_are_logged_before_their_effect(demo, key):
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.pytest("datasets").assert_outcomes(passed=1)
+    (attempt,) = demo.attempts()
+    rows = [json.loads(line) for line in (attempt / "activity.jsonl").read_bytes().split(b"\n")[:-1]]
+    assert [row["seq"] for row in rows] == list(range(1, len(rows) + 1))
+    steps = [(row["kind"], row["status"]) for row in rows]
+    assert steps[0] == ("phase", "in_flight")
+    order = [
+        ("attempt", "completed"),
+        ("session", "completed"),
+        ("invoke", "in_flight"),
+        ("model_turn", "in_flight"),
+        ("model_turn", "completed"),
+        ("invoke", "completed"),
+    ]
+    assert [step for step in steps if step[0] in {"attempt", "session", "invoke", "model_turn"}] == order
+
+
+def test_every_process_runs_without_the_callers_environment(demo, monkeypatch):
+    monkeypatch.setenv("CALLERS_SECRET", "must-not-travel")
+    demo.task(
+        "t",
+        run="import os\ndef run(ctx):\n    ctx.publish_json('env', dict(os.environ))\n",
+        more="artifacts: {publishable: [{id: env, path: env.json}]}\n",
+    )
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    seen = json.loads((demo.attempts()[0] / "task-artifacts" / "env.json").read_text())
+    assert "CALLERS_SECRET" not in seen
+    assert set(seen) <= {"PATH", "LANG", *(name for name in seen if name.startswith("AGEVAL_"))}
+    assert Path(seen["AGEVAL_WORKSPACE"]).name == "workspace"
+    assert os.environ["CALLERS_SECRET"] not in json.dumps(seen)
