@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from pytest_ageval import cli_options
 from pytest_ageval._version import __version__
 from pytest_ageval.config import (
     Dataset,
-    JobOptions,
     LockedTask,
     TaskDocument,
     check_roles,
@@ -81,19 +81,21 @@ def complain(error: ConfigError) -> None:
 # -- lock ----------------------------------------------------------------------------------------
 
 
+REPEATABLE = {
+    "--agent": ("agents", "NAME or ROLE=NAME", "the agent"),
+    "--model": ("models", "ID", "model in place of the agent's own"),
+    "--box": ("boxes", "KIND", "kind of box"),
+    "--box-option": ("box_options", "NAME=VALUE", "option of the box"),
+    "--set": ("sets", "POINTER=JSON", "replace one value"),
+}
+
+
 def lock_arguments(parser: Parser) -> None:
     """The same options as a run."""
     parser.add_argument("path", type=Path, help="a data set, a task's directory or its task.yaml")
     parser.add_argument("--task", action="append", default=[], metavar="ID", help="only this task")
     parser.add_argument("--explain", action="store_true", help="show where each value comes from")
-    repeatable = {
-        "--agent": ("agents", "NAME or ROLE=NAME", "the agent"),
-        "--model": ("models", "ID", "model in place of the agent's own"),
-        "--box": ("boxes", "KIND", "kind of box"),
-        "--box-option": ("box_options", "NAME=VALUE", "option of the box"),
-        "--set": ("sets", "POINTER=JSON", "replace one value"),
-    }
-    for flag, (dest, metavar, text) in repeatable.items():
+    for flag, (dest, metavar, text) in REPEATABLE.items():
         parser.add_argument(
             flag,
             dest=dest,
@@ -114,11 +116,10 @@ def lock(options: argparse.Namespace) -> int:
     One lock is one JSON document; several are a JSON list. What is wrong with one task goes to
     standard error (exit code 2) and does not stop the others. A key that is not set is no error here.
     """
-    job = JobOptions.gather(vars(options))
+    job, registry = cli_options.read(options.path, list(run_arguments(options)))
     dataset, names = find_tasks(options.path, options.task)
     tasks, broken = collect(names, lambda name: [load_task(dataset.tasks_root / name)])
     check_roles(job, (role for task in tasks for role in task.roles))
-    registry = Registry()
     variants = [v for v in plan_variants(job) if v.attempt == 1]  # attempts share their lock
     locks, refused = collect(
         tasks,
@@ -132,6 +133,17 @@ def lock(options: argparse.Namespace) -> int:
         documents = [found.document for found in locks]
         say(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, sort_keys=True))
     return 2 if broken or refused else 0
+
+
+def run_arguments(options: argparse.Namespace) -> Iterator[str]:
+    """The options of `lock_arguments` as pytest spells them."""
+    for flag, (dest, _, _) in REPEATABLE.items():
+        for value in getattr(options, dest):
+            yield f"{flag}={value}"
+    for name in ("attempts", "profiles", "effort", "base_url"):
+        value = getattr(options, name)
+        if value is not None:
+            yield f"--ageval-{name.replace('_', '-')}={value}"
 
 
 def collect(items: Iterable[T], work: Callable[[T], list[R]]) -> tuple[list[R], int]:
@@ -227,6 +239,25 @@ def _names(path: Path) -> tuple[Dataset, list[str]]:
     return dataset, names
 
 
+# -- clean ---------------------------------------------------------------------------------------
+
+
+def clean_arguments(parser: Parser) -> None:
+    """Of which run."""
+    parser.add_argument("--run", metavar="ID", help="only what the run with this id left behind")
+
+
+def clean(options: argparse.Namespace) -> int:
+    """Remove boxes whose run is gone: a killed machine or process. Kept workspaces stay."""
+    labels = {"ageval.run": options.run} if options.run else {}
+    registry = Registry()
+    removed = [found for kind in registry.box_kinds() for found in registry.box(kind).reap(labels)]
+    for found in removed:
+        say(f"removed {found}")
+    say(f"{len(removed)} left-over boxes removed" if removed else "nothing was left behind")
+    return 0
+
+
 # -- prepare, schemas ----------------------------------------------------------------------------
 
 
@@ -261,6 +292,7 @@ def print_schemas(options: argparse.Namespace) -> int:
 COMMANDS = {
     "lock": Command("Print the locked configuration of tasks.", lock_arguments, lock),
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
+    "clean": Command("Remove boxes that killed runs left behind.", clean_arguments, clean),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

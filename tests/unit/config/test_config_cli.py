@@ -18,7 +18,7 @@ Output = pytest.CaptureFixture[str]
 @pytest.fixture
 def local(ds: DataSet, monkeypatch: pytest.MonkeyPatch) -> DataSet:
     """The command makes a registry of its own; here it knows the kinds of the tests."""
-    monkeypatch.setattr(cli, "Registry", lambda: ds.registry)
+    monkeypatch.setattr("pytest_ageval.registry.Registry", lambda *more: ds.registry)
     ds.task("agent_profiles: [{id: solver}]\ntags: [one, two]\n", name="a")
     ds.task("agent_profiles: [{id: solver}]\n", name="b")
     return ds
