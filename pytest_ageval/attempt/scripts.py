@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval import portal
+from pytest_ageval.attempt.scoring import scoring_exec
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
 from pytest_ageval.sessions.service import AgentService
@@ -37,7 +38,7 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     """Run evaluator.py to its end and return what it returned. Raises EvaluatorError or ScriptFault."""
     module, _, function = attempt.locked.evaluation.entrypoint.partition(":")
     script = Path(*module.split(".")).with_suffix(".py")
-    service = AgentService(attempt, "evaluate")
+    service = AgentService(attempt, "evaluate", scoring_exec)
     worker = await pool().start(_spec(attempt, "evaluate", script, function, inputs), service.handle)
     try:
         waiting = asyncio.ensure_future(worker.wait())
