@@ -45,6 +45,7 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     # Replaced, not added: a test that is run again has those of its last attempt.
     kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
     # After a set-up that went well there is nothing to tell yet: no verdict is not an ERROR.
+    given_up = given_up or (face is not None and face.raw.discarded)
     untold = given_up or (call.when == "setup" and error is None)
     known = [] if untold else properties(item, face, error)
     item.user_properties[:] = [*kept, *known]
