@@ -228,7 +228,7 @@ class Box(abc.ABC):
 
 def work_parent() -> Path:
     """The host directory under which every box of this user has its `work_dir`."""
-    return Path(tempfile.gettempdir()) / f"pytest-ageval-{os.getuid()}"
+    return Path(tempfile.gettempdir()).absolute() / f"pytest-ageval-{os.getuid()}"
 
 
 def check_path(path: str) -> PurePosixPath:

@@ -358,7 +358,9 @@ class TaskItem(_AttemptNode, pytest.Function):
     def setup(self) -> None:
         """Fill the fixtures, then bring up the environment in the box that the fixture gave."""
         super().setup()
-        attempt = cast("AttemptFace", self.funcargs["attempt"])
+        attempt = cast("AttemptFace | None", self.funcargs["attempt"])
+        if attempt is None:  # --setup-plan: pytest shows the fixtures and makes none
+            return
         attempt.use_executor(self.funcargs["executor"])
         attempt.environment(cast("BoxFace", self.funcargs["box"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from functools import cached_property
@@ -271,8 +272,9 @@ class Job:
         root = self.evidence_root(dataset_root)
         ours = root == dataset_root / ".ageval" or not root.exists()
         if ours and not (root / "runs").exists():
-            (root / "runs").mkdir(parents=True, exist_ok=True)
-            (root / ".gitignore").write_text("# Made by pytest-ageval.\n*\n", encoding="utf-8")
+            with contextlib.suppress(OSError):  # the attempt will say that nothing can be written here
+                (root / "runs").mkdir(parents=True, exist_ok=True)
+                (root / ".gitignore").write_text("# Made by pytest-ageval.\n*\n", encoding="utf-8")
         return root / "runs"
 
     def loose_box(self, name: str, work_dir: Path) -> BoxFace:

@@ -94,6 +94,14 @@ def _below(path: Path, parents: Sequence[Path]) -> bool:
     return any(path == parent or parent in path.parents for parent in parents)
 
 
+def _is_dir(path: Path) -> bool:
+    """`path` is a directory that we may look at: a PATH can name those of another user."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _python_roots() -> list[Path]:
     executable = Path(sys.executable).resolve()
     return [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
@@ -106,7 +114,7 @@ def _tool_root(entry: Path) -> Path:
     private = (home, home / ".local", Path("/"))
     if entry.name == "shims" and prefix not in private:
         return prefix  # pyenv, rbenv, asdf, mise: a shim starts the manager that lies beside it
-    if entry.name == "bin" and (prefix / "lib").is_dir() and prefix not in private:
+    if entry.name == "bin" and _is_dir(prefix / "lib") and prefix not in private:
         return prefix
     return entry
 
@@ -124,7 +132,7 @@ class View:
         path: list[str] = []
         for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
             entry = Path(text)
-            if not text or not entry.is_absolute() or not entry.is_dir():
+            if not text or not entry.is_absolute() or not _is_dir(entry):
                 continue
             if not self.shows(entry) and not self._hides(entry):
                 self._bind(_tool_root(entry))
@@ -146,7 +154,7 @@ class View:
         return _below(path, self._hidden) or _below(path.resolve(), self._hidden)
 
     def _bind(self, path: Path) -> None:
-        if path.exists() and not self.shows(path):
+        if os.access(path, os.R_OK) and not self.shows(path):
             self._bound[path] = None
 
     def expose(self, path: Path) -> None:

@@ -69,6 +69,7 @@ class Attempt:
         self.executor_factory = executor_factory
         self.redactor = Redactor()
         self.secrets = self._resolve_secrets()
+        self._mask_agents_variables()
         self.evidence = EvidenceStore.create(
             runs_dir / identity.attempt_id,
             self.redactor,
@@ -265,6 +266,14 @@ class Attempt:
         if value:
             self.redactor.add(name, value)
         return value
+
+    def _mask_agents_variables(self) -> None:
+        """What a profile gives an agent in ``options.env`` may be a secret, whether it says so or not."""
+        for binding in self.locked.bindings.values():
+            env = binding.options.get("env")
+            for name, value in env.items() if isinstance(env, Mapping) else ():
+                if "${" not in str(value):
+                    self.redactor.add(str(name), str(value))
 
     def _resolve_secrets(self) -> dict[str, str | None]:
         names: Iterable[str] = {

@@ -45,7 +45,7 @@ async def find_verdict(attempt: Attempt) -> None:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)
         verdict = bind(raw)
     except AgevalError as error:
-        name_missing_artifacts(attempt, error)
+        name_causes(attempt, error)
         raise
     attempt.bind(verdict)
     attempt.evidence.write_private("verdict.json", verdict.raw)
@@ -151,9 +151,13 @@ def missing_artifacts(attempt: Attempt) -> list[str]:
     ]
 
 
-def name_missing_artifacts(attempt: Attempt, error: AgevalError) -> None:
-    """An evaluator that crashed on an absent artifact should say so."""
+def name_causes(attempt: Attempt, error: AgevalError) -> None:
+    """Say what an evaluator may have crashed on: absent artifacts, an agent that failed before."""
     missing = missing_artifacts(attempt)
     if missing:
         error.message += f" (the run did not produce: {', '.join(missing)})"
-        error.args = (error.title, error.message)
+    failure = attempt.service.failure if attempt.service is not None else None
+    if failure is not None:
+        told = attempt.redactor.text(f"{failure.error} {failure.metadata.get('message') or ''}".strip())
+        error.message += f" (the agent had failed: {told})"
+    error.args = (error.title, error.message)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pytest_ageval.attempt.guard import drop
 from pytest_ageval.attempt.links import remove_outward_links
 from pytest_ageval.box import ARTIFACTS, WORKSPACE
 from pytest_ageval.errors import BoxError
+from pytest_ageval.trees import entries
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -62,6 +62,8 @@ def candidates(artifact: Artifact) -> Iterator[str]:
 
 
 def _present(dest: Path) -> bool:
+    if dest.is_symlink():
+        return False
     return any(dest.iterdir()) if dest.is_dir() else dest.exists()
 
 
@@ -72,14 +74,20 @@ async def _pull(attempt: Attempt, artifact: Artifact, dest: Path) -> bool:
         except BoxError as error:
             if error.title in ABSENT:
                 continue
-            raise
-        if await asyncio.to_thread(accept, attempt, dest, artifact.exclude):
+            if error.title != "environment_download_too_large":
+                raise
+            # It is the agent's doing: the work is graded without it.
+            await asyncio.to_thread(drop, dest)
+            attempt.flag("artifact_too_large")
+            attempt.fact("artifact_too_large", {"id": artifact.id, "message": error.message})
+            return False
+        if await asyncio.to_thread(accept, attempt, dest, artifact.exclude, artifact.kind):
             return True
     return False
 
 
-def accept(attempt: Attempt, dest: Path, exclude: Sequence[str]) -> bool:
-    """Make what was fetched safe to look at; False when it is a link itself, which counts as missing.
+def accept(attempt: Attempt, dest: Path, exclude: Sequence[str], kind: str | None = None) -> bool:
+    """Make what was fetched safe to look at. False when it counts as missing: a link, or not of `kind`.
 
     Nothing may follow a link before this: an agent decides where its links lead.
     """
@@ -94,19 +102,16 @@ def accept(attempt: Attempt, dest: Path, exclude: Sequence[str]) -> bool:
     if removed:
         attempt.flag("links_to_hidden_files")
         attempt.fact("links_removed", {"artifact": dest.name, "links": removed[:50]})
+    if kind is not None and dest.exists() and dest.is_dir() != (kind == "tree"):
+        attempt.fact("artifact_of_another_kind", {"artifact": dest.name, "declared": kind})
+        drop(dest)
     return dest.exists()
 
 
 def prune(root: Path, patterns: Sequence[str]) -> None:
     """Remove what matches one of the globs, by name or by path relative to `root`."""
-    if not patterns or root.is_symlink():
-        return
-    for directory, names, files in os.walk(root, topdown=False, followlinks=False):
-        for name in (*names, *files):
-            path = Path(directory, name)
-            relative = path.relative_to(root).as_posix()
-            if any(fnmatch.fnmatch(name, p) or fnmatch.fnmatch(relative, p) for p in patterns):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+    found = [Path(entry.path) for entry in entries(root)] if patterns else []
+    for path in reversed(found):  # what is in a directory before the directory
+        relative = path.relative_to(root).as_posix()
+        if any(fnmatch.fnmatch(path.name, p) or fnmatch.fnmatch(relative, p) for p in patterns):
+            drop(path)

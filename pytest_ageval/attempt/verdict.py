@@ -78,7 +78,10 @@ def bind(raw: Any) -> Verdict:
             f"status must be exactly 'PASS' or 'FAIL', found {_seen(status)}",
         )
     _check_mapping(raw, "metrics")
-    _check_finite(raw.get("metrics"), "metrics")
+    try:
+        _check_finite(raw.get("metrics"), "metrics")
+    except RecursionError:
+        raise EvaluatorError("evaluator_invalid_metrics", "metrics are nested too deeply") from None
     if not isinstance(raw.get("checks") or [], list):
         raise EvaluatorError(
             "evaluator_invalid_checks", f"checks must be a list, found {_seen(raw['checks'])}"
@@ -93,11 +96,15 @@ def _score(value: Any) -> float | None:
         raise EvaluatorError(
             "evaluator_invalid_score", f"score must be a finite number or absent, found {_seen(value)}"
         )
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise EvaluatorError(
             "evaluator_invalid_score", f"score must be a finite number, found {_seen(value)}"
         )
-    return float(value)
+    return number
 
 
 def _check_mapping(raw: Mapping[str, Any], key: str) -> None:

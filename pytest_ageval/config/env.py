@@ -177,6 +177,13 @@ def _split_url(text: str, source: Located, pointer: str) -> SplitResult:
             pointer,
             "write the key's variable into api_key: ${NAME}",
         )
+    if parts.query or parts.fragment:
+        raise source.error(
+            "invalid_schema",
+            "base_url must not hold a query or a fragment: it would be stored as it is",
+            pointer,
+            "write the key's variable into api_key: ${NAME}",
+        )
     if parts.scheme not in ("http", "https") or not host:
         raise source.error(
             "invalid_schema",

@@ -237,8 +237,23 @@ def _parameters(task: TaskDocument, job: JobOptions) -> tuple[dict[str, Any], li
             created = _set_parameter(parameters, override)
             note = "new" if created else ""
             rows.append(Resolution(override.pointer, job.source("sets"), override.value, note))
+    check_turn_limit(parameters, Source(None, "--set") if rows else task.source)
     check_active_profile(parameters, task.roles, Source(None, "--set") if rows else task.source)
     return parameters, rows
+
+
+def check_turn_limit(parameters: Mapping[str, Any], source: Source) -> None:
+    """``agent_timeout_seconds``, the ceiling of one invoke, is a number of seconds. Raises ConfigError."""
+    value = parameters.get("agent_timeout_seconds")
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise source.error(
+            "invalid_schema",
+            f"must be a number of seconds above 0, found {value!r}",
+            "/parameters/agent_timeout_seconds",
+        )
 
 
 def _set_parameter(parameters: dict[str, Any], override: Override) -> bool:

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ageval.trees import entries
+
 if TYPE_CHECKING:
     from pytest_ageval.evidence.redact import Redactor
 
@@ -53,14 +55,23 @@ def _copy(path: Path, target: Path, redactor: Redactor) -> bool:
 
 
 def scrub_tree(root: Path, redactor: Redactor) -> list[Path]:
-    """Mask secrets in every regular file below `root`; returns the files that changed.
+    """Mask secrets in every regular file below `root` and in names; returns what changed.
 
-    Symbolic links are not followed.
+    Symbolic links are not followed; one whose target names a secret is removed.
     """
     changed: list[Path] = []
-    for directory, _names, files in os.walk(root):
-        for name in files:
-            path = Path(directory, name)
-            if scrub_file(path, redactor):
+    found = [Path(entry.path) for entry in entries(root)]
+    for path in reversed(found):  # what is in a directory before the directory gets another name
+        if path.is_symlink():
+            target = str(path.readlink())
+            if redactor.text(target) != target:
+                path.unlink()
                 changed.append(path)
+                continue
+        elif scrub_file(path, redactor):
+            changed.append(path)
+        name = redactor.text(path.name)
+        if name != path.name:
+            path.rename(path.with_name(name.replace("/", "_")))
+            changed.append(path)
     return changed

@@ -126,7 +126,13 @@ class EvidenceStore:
         ``attempt_already_settled`` when there is a result, ``activity_log_corrupt``.
         """
         layout = Layout(root)
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AgevalError(
+                "evidence_unwritable",
+                f"{root} cannot be made: {error.strerror}; choose another place with --ageval-dir",
+            ) from error
         writer = WriterLock(layout.writer)
         try:
             if layout.result.exists():

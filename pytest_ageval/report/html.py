@@ -60,8 +60,9 @@ def cells(data: Mapping[str, Any] | None) -> list[str]:
 def summary(results: Iterable[Mapping[str, Any]]) -> str:
     """The table that the terminal shows, for the top of the page."""
     head, *lines = groups(results)
-    rows = [_cells("th", head), *(_cells("td", line) for line in lines)]
-    return f'<table class="ageval" style="{_BLOCK}">{"".join(f"<tr>{row}</tr>" for row in rows)}</table>'
+    cells = [_cells("th", head), *(_cells("td", line) for line in lines)]
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<table class="ageval" style="{_BLOCK};margin:8px 0">{rows}</table>'
 
 
 def _cells(tag: str, texts: Iterable[str]) -> str:
@@ -71,7 +72,7 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 def extras(face: AttemptFace, page: str) -> list[Row]:
     """The link to the evidence and the trajectory of an attempt, as extras of the page at `page`."""
     found = [_extra("Evidence", "url", link(face.directory, page))]
-    body = _body(face.raw.evidence.layout.trajectory)
+    body = trajectory(face.raw.evidence.layout.trajectory)
     if body:
         content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
         found.append(_extra("Trajectory", "html", content))
@@ -100,8 +101,8 @@ def link(directory: Path, page: str) -> str:
 # -- the trajectory ----------------------------------------------------------------------------------
 
 
-def _body(path: Path) -> str:
-    """As much of the page as fits, never ending inside an element."""
+def trajectory(path: Path) -> str:
+    """The rows of a file as elements: as many as fit, each of them whole."""
     found, size = [], 0
     for part in islice(_rendered(path), ROWS):
         size += len(part)

@@ -45,7 +45,7 @@ def session_for(
         base_url=base_url(attempt, binding),
         api_key=attempt.secrets.get(binding.api_key) if binding.api_key else None,
         api_key_name=binding.api_key,
-        options={name: value for name, value in binding.options.items() if name not in SERVICE_OPTIONS},
+        options=executor_options(attempt, binding),
         box=attempt.raw_box,
         task_root=attempt.locked.task_root,
         activity=activity,
@@ -69,21 +69,34 @@ def preparing_session(attempt: Attempt, role: str) -> Session:
     )
 
 
+def executor_options(attempt: Attempt, binding: Binding) -> dict[str, Any]:
+    """The role's options for its executor; ``${NAME}`` in the values of ``env`` resolved."""
+    options = {name: value for name, value in binding.options.items() if name not in SERVICE_OPTIONS}
+    env = options.get("env")
+    if isinstance(env, Mapping):
+        where = f"options.env of role {binding.role!r}"
+        options["env"] = {name: resolved(attempt, str(value), where) for name, value in env.items()}
+    return options
+
+
 def base_url(attempt: Attempt, binding: Binding) -> str | None:
     """The role's URL, a ``${NAME}`` in it resolved."""
     if binding.base_url is None:
         return None
+    return resolved(attempt, binding.base_url, f"base_url of role {binding.role!r}", secret=False)
+
+
+def resolved(attempt: Attempt, text: str, where: str, *, secret: bool = True) -> str:
+    """`text` with each ``${NAME}`` replaced. Raises ExecutorError ``unset_variable``."""
 
     def value(match: re.Match[str]) -> str:
-        found = attempt.options.secret(match[1]) or os.environ.get(match[1])
+        look_up = attempt.secret if secret else attempt.options.secret
+        found = look_up(match[1]) or os.environ.get(match[1])
         if not found:
-            raise ExecutorError(
-                "base_url_unset",
-                f"role {binding.role!r}: the environment variable {match[1]} of base_url is not set",
-            )
+            raise ExecutorError("unset_variable", f"{where}: the variable {match[1]} is not set")
         return found
 
-    return _LOCATOR.sub(value, binding.base_url)
+    return _LOCATOR.sub(value, text)
 
 
 def stall_seconds(attempt: Attempt, binding: Binding) -> float:

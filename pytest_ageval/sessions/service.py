@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval import portal
@@ -54,6 +55,7 @@ class AgentService:
         self.stalls = Stalls(lambda: attempt.clock.freeze())
         self._failures: dict[tuple[str, str | None], AgentResult] = {}
         self._scoring = scoring
+        self._invoking: set[asyncio.Task[Any]] = set()
         self.sessions: dict[str, RoleSession] = {}
         limits = attempt.locked.limits
         self.quota = Quota(limits.agent_invocations if phase == "run" else None, limits.agent_concurrency)
@@ -139,7 +141,7 @@ class AgentService:
             refused = self._refuse_invoke(session)
             if refused is not None:
                 return refusal(refused)
-            with self.stalls.invoke():
+            with self._busy(), self.stalls.invoke():
                 # An exception from here is a hook's or ours: it ends the script and fails the phase.
                 # As data it would look to run.py like an answer of the agent.
                 reply = await session.invoke(payload)
@@ -147,6 +149,17 @@ class AgentService:
             # run.py reads the workspace next, on the host.
             await self.attempt.guard_files()
         return reply
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """The current task is an invoke; `seal` waits for it to write its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._invoking.add(task)
+        try:
+            yield
+        finally:
+            self._invoking.discard(task)
 
     def _refuse_invoke(self, session: RoleSession) -> str | None:
         if self.sealed:
@@ -218,6 +231,8 @@ class AgentService:
         if pending:
             self.attempt.fact("agent_close_timeout", {"sessions": len(pending)})
             await asyncio.wait(pending, timeout=1)
+        if self._invoking:
+            await asyncio.wait(self._invoking, timeout=CLOSE_SECONDS)
 
     @property
     def failure(self) -> AgentResult | None:

@@ -155,7 +155,15 @@ class RoleSession:
         prompt = await self.attempt.slot("before_agent_invoke", str(payload.get("prompt") or ""))
         record = self._begin(request, invocation, prompt, payload)
         started = time.monotonic()
-        result = await self._attempts(prompt, payload)
+        try:
+            result = await self._attempts(prompt, payload)
+        except asyncio.CancelledError:
+            # The phase is over. What the agent had reported by then is all there will be.
+            elapsed = (time.monotonic() - started) * 1000
+            cut = self._cancelled()
+            record.finish(cut, elapsed)
+            self._end(request, invocation, cut, elapsed)
+            raise
         elapsed = (time.monotonic() - started) * 1000
         result = await self.attempt.slot("after_agent_invoke", result)
         result = await self.attempt.slot("normalize_agent_result", result)
@@ -261,24 +269,30 @@ class RoleSession:
             )  # fmt: skip
 
     def _after_timeout(self, ceiling: float | None) -> AgentResult:
-        """What a turn that was ended for its time came to; what it had reported is kept."""
-        running = self._running
-        partial = AgentResult(usage=Usage(unavailable="lost_on_timeout"))
-        if running is not None and running.done() and not running.cancelled():
-            partial = running.result() if running.exception() is None else partial
+        """What a turn that was ended for its time came to."""
         return replace(
-            partial, ok=False, status="timeout", error=f"invoke_timeout:{ceiling:g}",
+            self._told(), ok=False, status="timeout", error=f"invoke_timeout:{ceiling:g}",
             infrastructure=False, transient=False,
         )  # fmt: skip
 
     def _cancelled(self) -> AgentResult:
         late = self.attempt.limit is not None
-        return AgentResult(
+        return replace(
+            self._told(),
             ok=False,
             status="timeout" if late else "cancelled",
             error="wall_time_exceeded" if late else "invoke_cancelled",
-            usage=Usage(unavailable="lost_on_timeout"),
+            infrastructure=False,
+            transient=False,
         )
+
+    def _told(self) -> AgentResult:
+        """What the turn had come to when it was ended; what it reported is kept."""
+        running = self._running
+        ended = running is not None and running.done() and not running.cancelled()
+        if running is not None and ended and running.exception() is None:
+            return running.result()
+        return AgentResult(usage=Usage(unavailable="lost_on_timeout"))
 
     def _end(self, request: str, invocation: str, result: AgentResult, elapsed: float) -> None:
         self.service.ended(self, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from textwrap import dedent
 
 import pytest
 
@@ -113,6 +114,56 @@ def test_a_key_is_nowhere_in_the_evidence(demo, key):
     assert KEY not in result.stdout.str() + result.stderr.str()
     copy = demo.attempts()[0] / "task-artifacts" / "copy.txt"
     assert copy.read_text() == "42 [REDACTED:PROBE_KEY]"
+
+
+def test_what_a_turn_had_reported_when_the_clock_ended_it_is_kept(demo):
+    demo.pytester.makeconftest(
+        """
+        import asyncio
+        from ageval_executors.nop import NopExecutor
+        from pytest_ageval import AgentResult, Usage
+
+        class Slow(NopExecutor):
+            kind = "slow"
+            async def invoke(self, prompt, **more):
+                self.stop = asyncio.Event()
+                await self.stop.wait()
+                usage = Usage(prompt_tokens=250, source="told", unavailable="partial")
+                return AgentResult(text="half", ok=False, usage=usage, status="cancelled", error="cancelled")
+            async def cancel(self):
+                self.stop.set()
+
+        def pytest_ageval_executors():
+            return {"slow": Slow}
+        """
+    )
+    demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more="limits: {wall_time_seconds: 1}")
+    demo.pytest("datasets", "--agent", "slow", timeout=60)
+    found = only(demo)
+    assert (found["limit"], found["agent_status"]) == ("wall_time_seconds", "timeout")
+    assert found["usage"]["prompt_tokens"] == 250
+    assert found["usage"]["partial"] is True
+
+
+def test_variables_that_a_profile_gives_an_agent_are_masked(demo, key):
+    profiles = """
+        format: ageval.profiles/1
+        environment: local
+        agent_profiles:
+          solver:
+            executor: acp
+            options:
+              command: ["sh", "-c", "echo $TOKEN $OTHER >&2; exit 1"]
+              env: {TOKEN: plain-value-4711, OTHER: "${PROBE_KEY}"}
+    """
+    demo.profiles(dedent(profiles))
+    demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+    result = demo.pytest("datasets")
+    result.assert_outcomes(errors=1)
+    (attempt,) = demo.attempts()
+    texts = [p.read_text(errors="replace") for p in attempt.rglob("*") if p.is_file()] + [result.stdout.str()]
+    assert not [text for text in texts if "plain-value-4711" in text or KEY in text]
+    assert "[REDACTED:TOKEN] [REDACTED:PROBE_KEY]" in result.stdout.str()
 
 
 def test_a_role_that_recovered_is_graded_as_it_answered(demo, key):

@@ -119,6 +119,38 @@ def test_artifacts_are_harvested_by_the_rules(demo):
     ]
 
 
+def test_an_artifact_of_another_kind_counts_as_missing(demo):
+    run = """
+        def run(ctx):
+            (ctx.workspace_root / "b.txt").mkdir()
+            (ctx.workspace_root / "tree").write_text("a file")
+    """
+    more = "artifacts: {publishable: [{id: b, path: b.txt}, {id: tree, path: tree, kind: tree}]}\n"
+    demo.task("t", run=run, more=more)
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    assert facts(demo)["artifacts_harvested"][0]["missing"] == ["b", "tree"]
+    assert list((demo.attempts()[0] / "task-artifacts").iterdir()) == []
+
+
+def test_an_agent_cannot_turn_a_fail_into_an_error_with_a_huge_artifact(demo):
+    run = """
+        def run(ctx):
+            with open(ctx.workspace_root / "huge.bin", "wb") as file:
+                file.truncate(100 * 2**30)
+    """
+    evaluator = "def evaluate(inputs):\n    return {'status': 'FAIL', 'score': 0.0}\n"
+    demo.task("t", evaluator, run, more="artifacts: {publishable: [{id: huge, path: huge.bin}]}\n")
+    demo.pytest("datasets").assert_outcomes(failed=1)
+    assert "artifact_too_large" in only(demo)["flags"]
+
+
+def test_a_place_for_evidence_that_cannot_be_written_names_the_remedy(demo):
+    demo.task("t")
+    (demo.pytester.path / "file").write_text("")
+    result = demo.pytest("datasets", "--ageval-dir", "file")
+    result.stdout.fnmatch_lines(["evidence_unwritable: *choose another place with --ageval-dir*"])
+
+
 def test_evaluation_collect_and_scoring_exec(demo):
     evaluator = """
         async def evaluate(inputs):

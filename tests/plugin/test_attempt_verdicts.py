@@ -19,6 +19,7 @@ from .attempt_kit import JUDGE, ONE, PROFILES, ROLES, only
     [
         ("raise KeyError('boom')", "evaluate", "KeyError"),
         ("return None", "evaluate", "evaluator_no_verdict"),
+        ("return {'status': 'PASS', 'score': 10**400}", "evaluate", "evaluator_invalid_score"),
         ("return {'status': 'pass'}", "evaluate", "evaluator_invalid_status"),
         ("return {'status': 'PASS', 'score': float('nan')}", "evaluate", "evaluator_invalid_score"),
         ("import sys; sys.exit(0)", "evaluate", "task_worker_no_result"),

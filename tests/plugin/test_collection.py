@@ -160,6 +160,7 @@ def test_selection(demo: DataSet) -> None:
     assert len(demo.collect(*matrix, "-m", "ageval(dataset='demo', task='bar')")) == 4
     assert len(demo.collect(*matrix, "-m", "role_solver")) == 8
     assert len(demo.collect(*matrix, "-m", "needs_attach_stdio")) == 4
+    assert len(demo.collect(*matrix, "-m", "needs-gpu")) == len(demo.collect(*matrix, "-m", "needs_gpu")) == 4
     assert len(demo.collect(*matrix, "-k", "needs-gpu and nop")) == 2
     assert len(demo.collect(*matrix, TASK.format("foo"))) == 4
     assert demo.collect(*matrix, node("foo", "oracle-2")) == [node("foo", "oracle-2")]
@@ -273,7 +274,15 @@ def test_a_broken_data_set_is_one_collection_error(demo: DataSet, name: str) -> 
     result = demo.pytest()
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines([f"*{name}*"])
+    # pytest's title names the first task; the line below it says which file is meant.
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR collecting*task.yaml*",
+            f"datasets/demo/{name} is broken; no task of datasets/demo can run",
+            "invalid_format: *",
+        ],
+        consecutive=True,
+    )
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
@@ -294,7 +303,32 @@ def test_a_wrong_command_line_is_a_usage_error(
     result = demo.pytest(*args, *workers)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
+    result.stdout.no_fnmatch_line("ageval: *")
     assert demo.attempts() == []
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+def test_an_agent_without_a_model_takes_none(demo: DataSet, agent: str) -> None:
+    demo.task("foo", roles=("solver",))
+    result = demo.pytest("--agent", agent, "--model", "gpt")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [f"model_config: the executor {agent} calls no model; found 'gpt' (*--model*"]
+    )
+
+
+def test_the_default_box_is_not_blamed_on_a_file_that_is_not_there(demo: DataSet) -> None:
+    demo.task("foo")
+    (demo.root / "profiles.yaml").unlink()
+    result = demo.pytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "unknown_box: there is no box kind 'docker'; *the data set has no profiles.yaml)",
+            "*use --box KIND, or write a profiles.yaml *",
+        ],
+        consecutive=True,
+    )
 
 
 def test_without_an_agent_a_task_that_needs_one_is_skipped(demo: DataSet) -> None:

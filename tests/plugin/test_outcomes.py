@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import CRASHING, FAILING, DataSet
+from .conftest import CRASHING, EVALUATOR, FAILING, DataSet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,9 @@ def test_verdicts_and_errors(mixed: DataSet, workers: tuple[str, ...]) -> None:
         ]
     )
     result.stdout.no_fnmatch_line("*attempt_face.py*")
+    # What ran has evidence, and its report says where: a FAIL in its message, an ERROR in a line.
+    errors = {str(path) for path in mixed.attempts() if "ERROR" in (path / "result.json").read_text()}
+    assert {line.removeprefix("evidence: ") for line in result.outlines if "attempt_" in line} >= errors
     statuses = sorted(str(row["status"]) for row in mixed.results())
     assert statuses == ["ERROR", "ERROR", "FAIL", "PASS"]
 
@@ -162,10 +165,13 @@ def test_the_command_that_repeats_the_errors_works(
     # From another directory than the rootdir, with options that make the ids what they are.
     demo.pytester.makeini("[pytest]\n")
     monkeypatch.chdir(demo.root)
-    result = demo.pytest("--agent", "nop", "--attempts", "2", "tasks")
+    reports = ("--junitxml", "out.xml", "--html=out.html", "--self-contained-html")
+    result = demo.pytest("--agent", "nop", "--attempts", "2", *reports, "tasks")
     (line,) = (line for line in result.outlines if line.startswith("repeat the errors: "))
     command = line.removeprefix("repeat the errors: ")
     assert ("@" in command) == many
+    # The reports of the whole run stay.
+    assert not {"--junitxml", "out.xml", "--html=out.html", "--self-contained-html"} & set(command.split())
     done = demo.pytester.run("sh", "-c", command.replace("pytest", f"{sys.executable} -m pytest", 1))
     done.assert_outcomes(errors=2 * len(names))
 
@@ -184,6 +190,101 @@ def test_exit_code_by_verdict(demo: DataSet, tasks: str, code: int, workers: tup
     result = demo.pytest("--ageval-exit=verdict", *workers)
     assert result.ret == code
     result.stdout.fnmatch_lines(["data set *"])
+
+
+TEARDOWN = """
+import pytest
+
+@pytest.fixture(autouse=True)
+def untidy():
+    yield
+    raise OSError("cannot tidy up")
+"""
+
+STRICT = """
+import pytest
+from pytest_ageval.errors import TaskFailed
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.xfail(raises=TaskFailed, strict=True))
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    ("conftest", "evaluators", "code"),
+    [
+        pytest.param(TEARDOWN, [EVALUATOR], 9, id="teardown-of-a-pass"),
+        pytest.param(TEARDOWN, [FAILING], 9, id="teardown-of-a-fail"),
+        pytest.param(STRICT, [EVALUATOR, FAILING], 9, id="known-failure-that-passed"),
+        pytest.param(STRICT, [FAILING], 0, id="known-failure"),
+    ],
+)
+def test_exit_code_counts_what_the_verdict_does_not_explain(
+    demo: DataSet, conftest: str, evaluators: list[str], code: int, workers: tuple[str, ...]
+) -> None:
+    for number, evaluator in enumerate(evaluators):
+        demo.task(f"task{number}", evaluator)
+    (demo.root / "conftest.py").write_text(conftest)
+    assert demo.pytest("--ageval-exit=verdict", *workers).ret == code
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_exit_code_counts_a_broken_data_set(demo: DataSet, workers: tuple[str, ...]) -> None:
+    demo.task("fails", FAILING)
+    other = DataSet(demo.pytester, demo.root.parent / "other")
+    other.task("passes")
+    other.profiles("format: ageval.nonsense/1\n")
+    args = ("--ageval-exit=verdict", *workers)
+    if not workers:  # pytest-xdist goes on by itself
+        assert demo.pytest(*args).ret == pytest.ExitCode.INTERRUPTED
+    assert demo.pytest(*args, "--continue-on-collection-errors").ret == 9
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_skipped_for_want_of_an_agent(demo: DataSet, workers: tuple[str, ...]) -> None:
+    demo.task("foo", roles=("solver", "judge"))
+    demo.task("bar", roles=("solver",))
+    result = demo.pytest(*workers)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(
+        ["2 attempts were skipped: nobody plays *solver*; choose an agent with --agent NAME *"]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_kind_of_box_that_only_the_workers_know(demo: DataSet, workers: tuple[str, ...]) -> None:
+    demo.task("foo")
+    (demo.root / "conftest.py").write_text(
+        dedent(
+            """
+            from ageval_boxes.local import LocalBox
+
+            class Mine(LocalBox):
+                kind = "mine"
+
+            def pytest_ageval_box_kinds():
+                return {"mine": Mine}
+            """
+        )
+    )
+    result = demo.pytest("--box", "mine", *workers)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["ageval: * x * x 1 attempt; *"])
+
+
+def test_evidence_is_kept_out_of_version_control(demo: DataSet) -> None:
+    demo.task("foo")
+    demo.pytest()
+    assert (demo.root / ".ageval" / ".gitignore").read_text().splitlines()[-1] == "*"
+    demo.pytest("--ageval-dir", "new")
+    assert (demo.pytester.path / "new" / ".gitignore").is_file()
+    # A directory that was there before is somebody else's.
+    mine = demo.pytester.mkdir("mine")
+    demo.pytest("--ageval-dir", "mine")
+    assert (mine / "runs").is_dir()
+    assert not (mine / ".gitignore").exists()
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])

@@ -7,13 +7,23 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from enum import Enum, IntEnum
+from html import unescape
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from pytest_ageval.report import html
 from pytest_ageval.report.item import tail
-from pytest_ageval.report.numbers import cost, count, seconds, total, wilson
+from pytest_ageval.report.numbers import (
+    cost,
+    count,
+    effective_size,
+    interval,
+    seconds,
+    total,
+    wilson,
+)
 from pytest_ageval.report.plain import ENTRIES, plain
 from pytest_ageval.report.terminal import table
 
@@ -120,8 +130,6 @@ def html_rows(demo: DataSet) -> list[dict[str, object]]:
     page = (demo.pytester.path / "out.html").read_text("utf-8")
     blob = re.search(r'data-jsonblob="([^"]*)"', page)
     assert blob is not None
-    from html import unescape
-
     tests = json.loads(unescape(blob.group(1)))["tests"]
     return [row for rows in tests.values() for row in rows]
 
@@ -142,10 +150,72 @@ def test_html_has_columns_and_a_trajectory(demo: DataSet, workers: tuple[str, ..
     cells = " ".join(str(cell) for row in rows.values() for cell in row["resultsTableRow"])  # type: ignore[attr-defined]
     assert '<td class="col-agscore">0.40</td>' in cells
     assert '<td class="col-agent">nop / local</td>' in cells
-    extras = json.dumps([row["extras"] for row in rows.values()])
-    assert "Trajectory" in extras
+    extras = json.dumps([row["extras"] for row in rows.values()], ensure_ascii=False)
+    assert "Turn 1 · solver · prompt" in extras
     assert "say &lt;b&gt;it&lt;/b&gt;" in extras
     assert named
+    summary = page.partition("additional-summary summary")[2].partition("results-table")[0]
+    assert [cell in summary for cell in (">pass rate [95 %]</th>", ">nop / local</td>", ">2/3</td>")] == [
+        True
+    ] * 3
+
+
+@WORKERS
+def test_html_links_to_the_evidence(demo: DataSet, workers: tuple[str, ...]) -> None:
+    demo.task("foo")
+    demo.pytest("--html=out.html", *workers)
+    (attempt,) = demo.attempts()
+    (row,) = html_rows(demo)
+    link = f"{attempt.relative_to(demo.pytester.path)}/"
+    assert f'href="{link}"' in str(row["resultsTableRow"])
+    # From a page in another directory there is no way that would survive a move.
+    page = demo.pytester.path / "pages" / "out.html"
+    assert html.link(attempt, str(page)) == f"{attempt.as_uri()}/"
+
+
+def trajectory_page(path: Path, *rows: dict[str, object]) -> str:
+    file = path / "trajectory.jsonl"
+    common = {"turn_index": 2, "profile_id": "solver"}
+    file.write_text("".join(json.dumps({**common, **row}) + "\n" for row in rows))
+    return html.trajectory(file)
+
+
+def test_a_tool_call_is_shown_with_command_and_output(tmp_path: Path) -> None:
+    command = "python3 - <<EOF\nprint('<done>')\nEOF"
+    args = {"call_id": "call_7", "command": ["/bin/bash", "-lc", command]}
+    found = trajectory_page(
+        tmp_path,
+        {"type": "tool_call", "tool_call_id": "call_7", "function_name": "execute", "args": args},
+        {"type": "observation", "tool_call_id": "call_7", "status": "completed", "content": "<done>"},
+    )
+    shown, _, folded = found.partition("<details>")
+    words = unescape(re.sub("<[^>]*>", "\n", shown)).split("\n")
+    assert "Turn 2 · solver · tool execute: python3 - <<EOF print('<done>') EOF -> ok" in words
+    assert command in unescape(shown)
+    assert words.count("<done>") == 1
+    assert "call_7" not in shown
+    assert "call_7" in folded
+    assert "<done>" not in found
+
+
+def test_what_says_nothing_is_folded_and_an_error_is_not(tmp_path: Path) -> None:
+    quiet = trajectory_page(
+        tmp_path,
+        {"type": "unknown", "raw": {"sessionUpdate": "plan"}},
+        {"type": "terminal", "ok": True, "stop_reason": "end_turn", "error": None},
+    )
+    assert re.findall("<h4[^>]*>", quiet) == []
+    assert "Turn 2 · solver · end: end_turn</summary>" in quiet
+    failed = trajectory_page(tmp_path, {"type": "terminal", "ok": False, "error": "HTTPError:429"})
+    assert "Turn 2 · solver · error: HTTPError:429</h4>" in failed
+
+
+def test_a_long_trajectory_ends_with_a_whole_element(tmp_path: Path) -> None:
+    turns = [{"type": "turn", "role": "assistant", "content": "<" * 3000} for _ in range(200)]
+    found = trajectory_page(tmp_path, *turns)
+    assert len(found) < html.WHOLE + 1000
+    assert found.count("<section>") == found.count("</section>") > 5
+    assert found.endswith("[... the rest is in the file ...]</p>")
 
 
 def test_html_of_other_projects_is_as_ever(pytester: pytest.Pytester) -> None:
@@ -216,6 +286,23 @@ def test_wilson_interval(successes: int, trials: int, low: float, high: float) -
 
 def test_interval_without_trials_says_nothing() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
+    assert interval(0, []) == (0.0, 1.0)
+
+
+def test_attempts_at_one_task_are_not_worth_as_many_tasks() -> None:
+    assert interval(21, [3] * 7) == pytest.approx(interval(7, [1] * 7))
+    assert interval(20, [3] * 7)[0] < interval(21, [3] * 7)[0]
+    assert interval(6, [1] * 7) == wilson(6, 7)
+    # One task tells little of others, however often it is tried.
+    assert effective_size([20]) == 1
+    # An uneven sample is worth less than an even one: (10 + 1 + 1)^2 / (100 + 1 + 1).
+    assert effective_size([10, 1, 1, 0]) == pytest.approx(144 / 102)
+
+
+def test_the_table_counts_tasks_for_its_interval() -> None:
+    one = {"dataset": "d", "agent": "pi", "status": "PASS", "score": 1.0}
+    rows = [{**one, "task": f"t{task}"} for task in range(7) for _ in range(3)]
+    assert "21/21  100.0% [64.6%, 100.0%]" in table(rows)[1]
 
 
 def test_how_figures_are_written() -> None:

@@ -108,7 +108,7 @@ def test_known_failures(pytester: pytest.Pytester) -> None:
     dataset = Dataset(pytester, "known_failures", "fix-parser", "sales-report")
     dataset.add(ROOT / "datasets" / "showcase" / "tasks" / "broken-evaluator")
     known = dataset.path / "known_failures.txt"
-    known.write_text("# what we know of\n\nfix-parser[nop]  needs an agent\nbroken-evaluator[nop]\n")
+    known.write_text("# what we know of\n\nfix-parser[nop]\tneeds an agent\nbroken-evaluator[nop]\n")
     done = dataset.run("--agent=nop", "-rx")
     done.assert_outcomes(xfailed=1, failed=1, errors=1)
     done.stdout.fnmatch_lines(["XFAIL *fix-parser?nop?*needs an agent*"])
@@ -118,6 +118,11 @@ def test_known_failure_that_passes_fails_the_run(pytester: pytest.Pytester) -> N
     dataset = Dataset(pytester, "known_failures", "first-bad-build")
     (dataset.path / "known_failures.txt").write_text("first-bad-build[oracle]\n")
     dataset.run("--agent=oracle").assert_outcomes(failed=1)
+
+
+def test_without_a_list_no_failure_is_known(pytester: pytest.Pytester) -> None:
+    dataset = Dataset(pytester, "known_failures", "fix-parser")
+    dataset.run("--agent=nop").assert_outcomes(failed=1)
 
 
 SPENDER = """
@@ -143,3 +148,13 @@ def test_token_budget(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     done.assert_outcomes(failed=2, skipped=2)
     done.stdout.fnmatch_lines(["*the budget of 1500 tokens is used up (2000 used)*"])
     done.stdout.fnmatch_lines(["tokens used: 2000 of 1500"])
+    distributed = dataset.run("-p", "spender", "--agent=spender", "-n2")
+    distributed.stdout.fnmatch_lines(["tokens used: 1000 of 1500"])
+
+
+def test_token_budget_that_is_no_number(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Dataset(pytester, "token_budget", "first-bad-build")
+    monkeypatch.setenv("AGEVAL_TOKEN_BUDGET", "2M")
+    done = dataset.run("--agent=nop")
+    assert done.ret == 4
+    done.stderr.fnmatch_lines(["ERROR: AGEVAL_TOKEN_BUDGET: expected a whole number of tokens, found '2M'"])

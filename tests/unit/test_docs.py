@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import operator
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import msgspec
 import pytest
 
 from ageval_executors.acp.entries import ENTRIES
-from pytest_ageval import hookspecs
+from pytest_ageval import hookspecs, sdk
 from pytest_ageval.attempt.slots import FAIL_OPEN
 from pytest_ageval.cli import COMMANDS
 from pytest_ageval.config import formats, known_agents
@@ -182,3 +186,58 @@ def test_every_file_of_an_attempt() -> None:
         *(layout.collected, layout.logs, layout.invocations("run")),
     ):
         assert f"| `{path.relative_to('attempt')}" in text
+
+
+def sdk_stubs() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The functions in the list of names, each with its dotted name."""
+    names = page("sdk.md").partition("\n## Names\n")[2]
+    for node in ast.parse(names.partition("```python\n")[2].partition("```")[0]).body:
+        functions = node.body if isinstance(node, ast.ClassDef) else [node]
+        for function in functions:
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ".".join(dict.fromkeys((getattr(node, "name", ""), function.name))), function
+
+
+@pytest.mark.parametrize(("name", "stub"), [pytest.param(*row, id=row[0]) for row in sdk_stubs()])
+def test_signature_of_the_sdk(name: str, stub: ast.FunctionDef) -> None:
+    real = operator.attrgetter(name)(sdk)
+    assert inspect.iscoroutinefunction(real) == isinstance(stub, ast.AsyncFunctionDef)
+    found = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(real).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    arguments = [*stub.args.args, *stub.args.kwonlyargs]
+    assert [argument.arg for argument in arguments] == list(found)
+    required = {key for key, default in found.items() if default is inspect.Parameter.empty}
+    without = stub.args.args[: len(stub.args.args) - len(stub.args.defaults)]
+    pairs = zip(stub.args.kwonlyargs, stub.args.kw_defaults, strict=True)
+    without += [argument for argument, default in pairs if default is None]
+    assert {argument.arg for argument in without} == required
+
+
+def test_every_name_of_the_sdk() -> None:
+    words = set(re.findall(r"\w+", page("sdk.md").partition("\n## Names\n")[2].partition("## In full")[0]))
+    assert set(sdk.__all__) - {"__version__"} <= words
+
+
+TUTORIAL = ROOT / "docs" / "tutorial" / "write-a-task.md"
+
+
+def test_the_tutorial_makes_a_task_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands make the directories, its files lie in them, and the task is what it says."""
+    text = TUTORIAL.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command in re.findall(r"^    (mkdir .*)", text, re.MULTILINE):
+        subprocess.run(command.split(), check=True)
+    for title, body in re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', text, re.DOTALL):
+        Path(title).write_text(body, encoding="utf-8")
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert "\n".join(made) in text
+    for agent, status in (("nop", 8), ("oracle", 0)):
+        command = [sys.executable, "-m", "pytest", "my-evals", "--agent", agent, "--ageval-exit=verdict"]
+        done = subprocess.run(
+            [*command, "-p", "no:cacheprovider"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, done.stdout
+    assert "answer.json has the number of words" in text
