@@ -1,6 +1,7 @@
 """Links that an agent plants to have the evaluator read a hidden file."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -119,14 +120,15 @@ def test_a_directory_that_is_a_link_is_not_walked(tmp_path):
 
 
 def test_a_tree_may_be_deeper_than_a_call_stack(tmp_path):
-    here = Path(os.getcwd())
+    here = Path.cwd()
     try:
         os.chdir(tmp_path)
         for _ in range(1500):
-            os.mkdir("d")
+            Path("d").mkdir()
             os.chdir("d")
-        os.symlink("/etc/passwd", "planted")
+        Path("planted").symlink_to("/etc/passwd")
+        os.chdir(tmp_path)
+        assert len(list(walk_links(tmp_path))) <= 1, "paths above the kernel's limit are out of reach"
     finally:
         os.chdir(here)
-    walk_links(tmp_path)
-    assert sum(1 for _ in walk_links(tmp_path)) <= 1
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
