@@ -11,7 +11,6 @@ import asyncio
 import base64
 import contextlib
 import importlib
-import importlib.util
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -57,6 +56,13 @@ def sdk(module: str, extra: str) -> Any:
             "environment_preflight_failed",
             f"the {module} library cannot be imported ({error}); install pytest-ageval[{extra}]",
         ) from error
+
+
+async def pieces_of(source: Path) -> AsyncIterator[bytes]:
+    """A file of the host in pieces of a mebibyte, read without blocking the loop."""
+    with contextlib.closing(source.open("rb")) as file:
+        while piece := await asyncio.to_thread(file.read, 1024 * 1024):
+            yield piece
 
 
 class RemoteBox(Box):
@@ -125,7 +131,7 @@ class RemoteBox(Box):
         kind, rest = await self._call(lambda token: scripts.prepare(token, self._id, directories))
         if kind == "D":
             # The usual user of a sandbox may not write to "/".
-            await self._call(lambda token: f"{scripts.make_root(rest)} && echo {token} X 0", root=True)
+            await self._call(lambda token: f"{scripts.make_root(rest)}; echo {token} X 0", root=True)
             kind, rest = await self._call(lambda token: scripts.prepare(token, self._id, directories))
         why = {
             "M": f"the sandbox lacks {rest}; the supervisor of its commands needs them",
@@ -220,13 +226,10 @@ class RemoteBox(Box):
     async def _end(self, cookie: str, grace: float) -> list[str]:
         """End all whose cookie begins so, and verify; says who. BoxError when someone stayed."""
         lines: list[tuple[str, str]] = []
-        await self._call(lambda token: scripts.end(token, cookie, grace), root=self._kills_as_root, into=lines)
+        await self._call(lambda token: scripts.end(token, cookie, grace), root=True, into=lines)
         if left := [rest for kind, rest in lines if kind == "L"]:
             raise BoxError("environment_processes_left", f"could not be killed: {', '.join(left)}")
         return [rest for kind, rest in lines if kind == "K"]
-
-    #: The vendor lets us be the superuser of the sandbox without further ado.
-    _kills_as_root: ClassVar[bool] = False
 
     def _environment(self, extra: Mapping[str, str] | None) -> dict[str, str]:
         env = {
@@ -452,7 +455,7 @@ class RemoteBox(Box):
         for task in list(self._background):
             task.cancel()
         try:
-            if link is not None and link.sandbox_id:
+            if link is not None:
                 await link.close()
         finally:
             for transport in self._transports:

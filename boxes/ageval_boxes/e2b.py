@@ -6,21 +6,19 @@ The key is read from ``E2B_API_KEY`` by the library and goes nowhere else.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from ageval_boxes._remote import RemoteBox, sdk
+from ageval_boxes._remote import RemoteBox, pieces_of, sdk
 from ageval_boxes._remote_link import Link, Sink
 from ageval_boxes._remote_owner import left_behind, recipe_hash, recipe_of
 from pytest_ageval.errors import BoxError
 
-_PIECE = 1024 * 1024
 #: Seconds for one request to the vendor.
 _REQUEST = 60.0
 
@@ -45,7 +43,6 @@ class E2BBox(RemoteBox):
 
     kind = "e2b"
     Options = E2BOptions
-    _kills_as_root: ClassVar[bool] = True
 
     @classmethod
     def describe(cls, options: Mapping[str, Any]) -> str:
@@ -164,6 +161,7 @@ class E2BLink:
         self._options = options
         self._template = template
         self._sandbox: Any = None
+        self._labels: dict[str, str] = {}
 
     @property
     def sandbox_id(self) -> str:
@@ -172,6 +170,7 @@ class E2BLink:
 
     async def open(self, labels: Mapping[str, str]) -> None:
         """Create the sandbox. The library itself repeats a request that was put off (429, 503)."""
+        self._labels = dict(labels)
         try:
             self._sandbox = await self._e2b.AsyncSandbox.create(
                 template=self._template,
@@ -204,7 +203,7 @@ class E2BLink:
 
     async def put(self, path: str, source: Path) -> None:
         """Write a file of the host to `path` in the sandbox."""
-        await self._sandbox.files.write(path, _pieces(source), request_timeout=0)
+        await self._sandbox.files.write(path, pieces_of(source), request_timeout=0)
 
     async def fetch(self, path: str, dest: Path) -> None:
         """Write a file of the sandbox to `dest`."""
@@ -226,13 +225,20 @@ class E2BLink:
         return str(getattr(found.state, "value", found.state)) == "running"
 
     async def close(self) -> None:
-        """Kill the sandbox, and look for it until it is not listed any more."""
+        """Kill the sandbox, and look until none of this box is listed any more.
+
+        By the label, since a sandbox may have been made whose id never reached us.
+        """
+        if not self._labels:
+            return
         try:
-            await self._sandbox.kill()
             for _ in range(20):
-                if not await self.exists():
+                found = await _list(self._e2b, {"ageval.box": self._labels["ageval.box"]})
+                if not found:
                     return
-                await asyncio.sleep(0.25)
+                for sandbox in found:
+                    await self._e2b.AsyncSandbox.kill(sandbox.sandbox_id)
+                await asyncio.sleep(0.1)
         except Exception as error:
             raise BoxError(
                 "environment_stop_failed", f"E2B sandbox {self.sandbox_id}: {type(error).__name__}: {error}"
@@ -241,9 +247,3 @@ class E2BLink:
 
     async def disconnect(self) -> None:
         """Nothing to close: the library shares its connections."""
-
-
-async def _pieces(source: Path) -> AsyncIterator[bytes]:
-    with contextlib.closing(source.open("rb")) as file:
-        while piece := await asyncio.to_thread(file.read, _PIECE):
-            yield piece

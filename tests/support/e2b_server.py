@@ -152,6 +152,13 @@ class Sandbox:
         }  # fmt: skip
 
 
+class Listener(ThreadingHTTPServer):
+    """For as many connections at once as tests open."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+
 class E2BServer:
     """The server. `faults` maps the beginning of a path to answers that are given first.
 
@@ -163,8 +170,7 @@ class E2BServer:
         self.templates = {"base"}
         self.faults: dict[str, list[tuple[int, dict[str, str]]]] = {}
         self.requests: Counter[tuple[str, str]] = Counter()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"cloud": self}))
-        self._http.daemon_threads = True
+        self._http = Listener(("127.0.0.1", 0), type("Bound", (Handler,), {"cloud": self}))
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._serve, self._expire)]
 
