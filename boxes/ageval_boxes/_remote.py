@@ -131,7 +131,7 @@ class RemoteBox(Box):
         kind, rest = await self._call(lambda token: scripts.prepare(token, self._id, directories))
         if kind == "D":
             # The usual user of a sandbox may not write to "/".
-            await self._call(lambda token: f"{scripts.make_root(rest)}; echo {token} X 0", root=True)
+            await self._call(lambda token: scripts.make_root(token, rest), root=True)
             kind, rest = await self._call(lambda token: scripts.prepare(token, self._id, directories))
         why = {
             "M": f"the sandbox lacks {rest}; the supervisor of its commands needs them",
@@ -432,7 +432,7 @@ class RemoteBox(Box):
 
     async def _forget(self, remote: str) -> None:
         with contextlib.suppress(BoxError):  # it goes with the sandbox
-            await self._call(lambda token: f"rm -f {remote}; echo {token} X 0")
+            await self._call(lambda token: scripts.remove(token, remote))
 
     def _copying(self, path: str, service: str | None) -> PurePosixPath:
         if service is not None:

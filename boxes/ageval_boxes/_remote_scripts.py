@@ -55,7 +55,7 @@ show() {
       if [ "$k" -gt 0 ]; then cat "$1.$((k - 1))" "$1.$k"; else cat "$1.0"; fi | tail -c HALF
     fi
   } | base64 | tr -d '\\n'
-  echo
+  printf '\\n\\n\\n'
 }
 """.replace("LIMIT", str(STREAM_LIMIT)).replace("HALF", str(STREAM_LIMIT // 2))
 
@@ -68,7 +68,7 @@ pump() {
     x=$(dd bs=49152 count=1 2>/dev/null | base64 | tr -d '\\n')
     [ -n "$x" ] || break
     echo "w$i" > "$1.s"
-    printf '%s %s %s\\n' "$token" "$1" "$x"
+    say "$1 $x"
   done
   : > "$1.done"
 }
@@ -91,7 +91,7 @@ drain() {
 
 _BEGIN = """
 mask=$(umask); umask 077
-mkdir -p "$d" && cd "$d" && mkfifo of ef || { echo "$token ! no place for temporary files at $d"; exit 0; }
+mkdir -p "$d" && cd "$d" && mkfifo of ef || { say "! no place for temporary files at $d"; exit 0; }
 umask "$mask"
 finish() { cd /; rm -rf "$d"; }
 """
@@ -139,6 +139,11 @@ def directory_of(box_id: str) -> str:
     return f"/tmp/.ageval-{box_id}"  # noqa: S108 - in the box
 
 
+def _begin(token: str) -> str:
+    # A client may hold the last two bytes of a piece back until more comes: hence the empty lines.
+    return f"token={shlex.quote(token)}; say() {{ printf '%s\\n\\n\\n' \"$token $1\"; }}\n"
+
+
 def _leader(place: Place, argv: Sequence[str], env: Mapping[str, str]) -> str:
     settings = {**env, COOKIE: place.cookie}
     words = ["env", *(f"{name}={value}" for name, value in settings.items())]
@@ -150,8 +155,8 @@ def _leader(place: Place, argv: Sequence[str], env: Mapping[str, str]) -> str:
 def _supervisor(place: Place, token: str, pumps: str, parts: Mapping[str, str]) -> str:
     out, err = parts["out"], parts["err"]
     return (
-        f"token={shlex.quote(token)}; d={shlex.quote(place.directory)}\n{_BEGIN}{pumps}{_DRAIN}"
-        f"cd -- {shlex.quote(parts['cwd'])} 2>/dev/null || {{ echo \"$token C\"; finish; exit 0; }}\n"
+        f"{_begin(token)}d={shlex.quote(place.directory)}\n{_BEGIN}{pumps}{_DRAIN}"
+        f"cd -- {shlex.quote(parts['cwd'])} 2>/dev/null || {{ say \"C\"; finish; exit 0; }}\n"
         f'exec 3<&0; o="$d/of"; e="$d/ef"\n'
         f'(cd "$d"; pump o < of {out} 2>/dev/null) 3<&- & po=$!\n'
         f'(cd "$d"; pump e < ef {err} 2>/dev/null) 3<&- & pe=$!\n'
@@ -175,7 +180,7 @@ def run_to_end(
         "leader": _leader(place, argv, env),
     }  # fmt: skip
     body = _supervisor(place, token, _KEEP, parts)
-    return f'{body}{after}show o; show e; echo "$token X $code"; finish\n'
+    return f'{body}{after}show o; show e; say "X $code"; finish\n'
 
 
 def attach(
@@ -192,7 +197,7 @@ def attach(
     Encoded, a line with a full stop is the end of stdin.
     """
     parts = {
-        "cwd": cwd, "out": "", "err": ">&2", "begun": 'echo "$token B"\n', "stdin_before": "", "stdin": "<&3",
+        "cwd": cwd, "out": "", "err": ">&2", "begun": 'say "B"\n', "stdin_before": "", "stdin": "<&3",
         "leader": _leader(place, argv, env),
     }  # fmt: skip
     if encoded_stdin:
@@ -204,7 +209,7 @@ def attach(
         parts["stdin"] = '< "$d/in"'
     after = 'kill -9 "$feed" 2>/dev/null\n' if encoded_stdin else ""
     body = _supervisor(place, token, _STREAM, parts)
-    return f'{body}{after}echo "$token X $code"; finish\n'
+    return f'{body}{after}say "X $code"; finish\n'
 
 
 def end(token: str, cookie: str, grace: float, seconds: float = 5.0) -> str:
@@ -218,12 +223,12 @@ def end(token: str, cookie: str, grace: float, seconds: float = 5.0) -> str:
         f'i=0; while [ "$i" -lt {looks} ] && [ -n "$(find_all)" ]; do sleep 0.05; i=$((i + 1)); done\n'
     )
     return (
-        f"token={shlex.quote(token)}; needle={shlex.quote(f'{COOKIE}={cookie}')}\n{_FIND}"
-        'all=$(find_all)\nfor p in $all; do echo "$token K $(name_of "$p")(pid $p)"; done\n'
+        f"{_begin(token)}needle={shlex.quote(f'{COOKIE}={cookie}')}\n{_FIND}"
+        'all=$(find_all)\nfor p in $all; do say "K $(name_of "$p")(pid $p)"; done\n'
         f"{term if grace > 0 else ''}"
         f'i=0; while all=$(find_all); [ -n "$all" ] && [ "$i" -lt {round(seconds / 0.05)} ]; do\n'
         '  for p in $all; do kill -KILL "$p"; done 2>/dev/null; sleep 0.05; i=$((i + 1))\ndone\n'
-        'for p in $all; do echo "$token L $(name_of "$p")(pid $p)"; done\necho "$token X 0"\n'
+        'for p in $all; do say "L $(name_of "$p")(pid $p)"; done\nsay "X 0"\n'
     )
 
 
@@ -239,19 +244,24 @@ def prepare(token: str, box_id: str, directories: Sequence[str]) -> str:
     """The script that looks for `TOOLS` and makes the directories of a fresh box."""
     names = " ".join(map(shlex.quote, directories))
     return (
-        f"token={shlex.quote(token)}\nmissing=\n"
+        f"{_begin(token)}missing=\n"
         f'for t in {" ".join(TOOLS)}; do command -v "$t" >/dev/null || missing="$missing $t"; done\n'
-        '[ -z "$missing" ] || { echo "$token M$missing"; exit 0; }\n'
+        '[ -z "$missing" ] || { say "M$missing"; exit 0; }\n'
         f"mkdir -p {names} {directory_of(box_id)} 2>/dev/null && [ -w /attempt ] || "
-        '{ echo "$token D $(id -u):$(id -g)"; exit 0; }\n'
+        '{ say "D $(id -u):$(id -g)"; exit 0; }\n'
         f"for t in {names} /attempt/evaluation; do\n"
-        '  [ -z "$(ls -A "$t" 2>/dev/null)" ] || { echo "$token U $t"; exit 0; }\ndone\n'        'echo "$token X 0"\n'
+        '  [ -z "$(ls -A "$t" 2>/dev/null)" ] || { say "U $t"; exit 0; }\ndone\n'        'say "X 0"\n'
     )
 
 
-def make_root(owner: str) -> str:
-    """The command that makes ``/attempt`` with the rights that it needs, for `owner` (``uid:gid``)."""
-    return f"mkdir -p /attempt && chown {shlex.quote(owner)} /attempt"
+def make_root(token: str, owner: str) -> str:
+    """The script, for the superuser, that makes ``/attempt`` for `owner` (``uid:gid``)."""
+    return f'{_begin(token)}mkdir -p /attempt && chown {shlex.quote(owner)} /attempt; say "X $?"\n'
+
+
+def remove(token: str, path: str) -> str:
+    """The script that removes a file."""
+    return f'{_begin(token)}rm -f {shlex.quote(path)}; say "X 0"\n'
 
 
 def unpack(token: str, archive: str, dest: str, mode: int | None) -> str:
@@ -260,15 +270,15 @@ def unpack(token: str, archive: str, dest: str, mode: int | None) -> str:
     quoted = shlex.quote(parent)
     chmod = "" if mode is None else f'chmod {mode:o} "$t"\n'
     return (
-        f"token={shlex.quote(token)}; a={shlex.quote(archive)}\n{_PARENT}"
+        f"{_begin(token)}a={shlex.quote(archive)}\n{_PARENT}"
         f'mkdir -p -- {quoted} 2>/dev/null; inside {quoted}; c=$?\n'
-        '[ $c = 0 ] || { rm -f "$a"; echo "$token P $c"; exit 0; }\n'
+        '[ $c = 0 ] || { rm -f "$a"; say "P $c"; exit 0; }\n'
         f"t=$p/{shlex.quote(last)}; s=/attempt/.ageval-new-$$\n"
         '{ mkdir -m 700 "$s" && tar -xpof "$a" -C "$s"; } 2>"$a.err"; c=$?; rm -f "$a"\n'
-        '[ $c = 0 ] || { rm -rf "$s"; echo "$token F $(head -c 300 "$a.err" | tr "\\n" " ")"; exit 0; }\n'
+        '[ $c = 0 ] || { rm -rf "$s"; say "F $(head -c 300 "$a.err" | tr "\\n" " ")"; exit 0; }\n'
         '[ -L "$t" ] || rm -rf -- "$t" 2>/dev/null || { chmod -R u+rwX -- "$t"; }\n'
-        'rm -rf -- "$t" && mv -- "$s/x" "$t" 2>"$a.err" || { echo "$token F $(cat "$a.err")"; exit 0; }\n'
-        f'{chmod}rm -rf "$s" "$a.err"; echo "$token X 0"\n'
+        'rm -rf -- "$t" && mv -- "$s/x" "$t" 2>"$a.err" || { say "F $(tr "\\n" " " < "$a.err")"; rm -rf "$s"; exit 0; }\n'
+        f'{chmod}rm -rf "$s" "$a.err"; say "X 0"\n'
     )
 
 
@@ -276,14 +286,14 @@ def pack(token: str, source: str, archive: str, limit: int) -> str:
     """The script that writes `source` into the tar file `archive`, at most `limit` bytes, and says how many."""
     parent, _, last = source.rpartition("/")
     return (
-        f"token={shlex.quote(token)}; a={shlex.quote(archive)}\n{_PARENT}"
+        f"{_begin(token)}a={shlex.quote(archive)}\n{_PARENT}"
         f"inside {shlex.quote(parent or '/')}; c=$?; [ {shlex.quote(source)} = /attempt ] && {{ c=0; p=/; }}\n"
-        '[ $c = 0 ] || { echo "$token P $c"; exit 0; }\n'
+        '[ $c = 0 ] || { say "P $c"; exit 0; }\n'
         f"cd -- \"$p\"; n=./{shlex.quote(last)}\n"
-        '[ -e "$n" ] || [ -L "$n" ] || { echo "$token P 1"; exit 0; }\n'
+        '[ -e "$n" ] || [ -L "$n" ] || { say "P 1"; exit 0; }\n'
         f'tar -cf - "$n" 2>"$a.err" < /dev/null | head -c {limit} > "$a"\n'
-        'echo "$token N $(head -c 2000 "$a.err" | base64 | tr -d "\\n")"; rm -f "$a.err"\n'
-        'echo "$token X $(wc -c < "$a")"\n'
+        'say "N $(head -c 2000 "$a.err" | base64 | tr -d "\\n")"; rm -f "$a.err"\n'
+        'say "X $(wc -c < "$a")"\n'
     )
 
 
