@@ -16,6 +16,10 @@ from pytest_ageval.errors import BoxError
 Sink = Callable[[str], Awaitable[None] | None]
 
 
+#: Takes kind and rest of a line; may return an awaitable, which holds the stream back.
+OnLine = Callable[[str, str], Awaitable[None] | None]
+
+
 class Command(Protocol):
     """One command line that runs in a sandbox."""
 
@@ -92,7 +96,7 @@ class Report:
     #: Kinds after which the report goes on.
     MORE = frozenset("oeKLNB")
 
-    def __init__(self, token: str, on_line: Callable[[str, str], Awaitable[None] | None] | None = None) -> None:
+    def __init__(self, token: str, on_line: OnLine | None = None) -> None:
         self.token = token
         self.lines: list[tuple[str, str]] = []
         #: Text on stderr, its beginning; for messages of the sandbox's shell.
@@ -138,7 +142,7 @@ class Report:
 
         Raises TimeoutError, and `Interrupted` when the command ended without having reported.
         """
-        waiting = {asyncio.ensure_future(self._end), asyncio.ensure_future(command.ended)}
+        waiting: set[asyncio.Future[Any]] = {self._end, command.ended}
         done, _ = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._end.done():
             return self._end.result()
@@ -180,4 +184,6 @@ def result_of(report: Report, code: int, *, timed_out: bool) -> ExecResult:
 
 def gone(kind: str, sandbox_id: str, why: str) -> BoxError:
     """The error of a sandbox that is not there any more."""
-    return BoxError("environment_sandbox_gone", f"the {kind} sandbox {sandbox_id} does not run any more: {why}")
+    return BoxError(
+        "environment_sandbox_gone", f"the {kind} sandbox {sandbox_id} does not run any more: {why}"
+    )

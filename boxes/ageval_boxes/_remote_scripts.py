@@ -22,8 +22,9 @@ from pytest_ageval.box import STREAM_LIMIT
 INLINE_LIMIT = 60_000
 
 #: The programs that must be in the box.
-TOOLS = ("awk", "base64", "cat", "cut", "dd", "env", "grep", "head", "mkfifo", "mv", "rm", "setsid", "sleep", "tail",
-         "tar", "tr", "wc")  # fmt: skip
+TOOLS = tuple(
+    "awk base64 cat cut dd env grep head mkfifo mv rm setsid sleep tail tar tr wc".split()  # noqa: SIM905
+)
 
 # The pump of a command that runs to its end: $1.0 holds the beginning of the stream, of what follows
 # the last two pieces are kept; "$1.n" says which is the last and how many bytes came before it.
@@ -102,7 +103,10 @@ find_all() {
   cat /proc/[0-9]*/stat 2>/dev/null | awk -v seeds="$seeds" '
     { pid = $1; sub(/^.*\\) /, ""); if ($1 ~ /[ZXx]/) next; parent[pid] = $2; session[pid] = $4 }
     END {
-      n = split(seeds, s, " "); for (i = 1; i <= n; i++) if (s[i] in parent) { found[s[i]] = 1; if (session[s[i]] != 0) in_s[session[s[i]]] = 1 }
+      n = split(seeds, s, " ")
+      for (i = 1; i <= n; i++) if (s[i] in parent) {
+        found[s[i]] = 1; if (session[s[i]] != 0) in_s[session[s[i]]] = 1
+      }
       do {
         more = 0
         for (p in parent) if (!(p in found) && ((parent[p] in found) || (session[p] in in_s))) {
@@ -156,11 +160,11 @@ def _supervisor(place: Place, token: str, pumps: str, parts: Mapping[str, str]) 
     out, err = parts["out"], parts["err"]
     return (
         f"{_begin(token)}d={shlex.quote(place.directory)}\n{_BEGIN}{pumps}{_DRAIN}"
-        f"cd -- {shlex.quote(parts['cwd'])} 2>/dev/null || {{ say \"C\"; finish; exit 0; }}\n"
+        f'cd -- {shlex.quote(parts["cwd"])} 2>/dev/null || {{ say "C"; finish; exit 0; }}\n'
         f'exec 3<&0; o="$d/of"; e="$d/ef"\n'
         f'(cd "$d"; pump o < of {out} 2>/dev/null) 3<&- & po=$!\n'
         f'(cd "$d"; pump e < ef {err} 2>/dev/null) 3<&- & pe=$!\n'
-        f"{parts['stdin_before']}{parts['leader']} {parts['stdin']} > \"$o\" 2> \"$e\" 3<&- & leader=$!\n"
+        f'{parts["stdin_before"]}{parts["leader"]} {parts["stdin"]} > "$o" 2> "$e" 3<&- & leader=$!\n'
         f'{parts["begun"]}exec < /dev/null 3<&-\ncd "$d"\n'
         f'wait "$leader"; code=$?\ndrain o "$po" 2>/dev/null; drain e "$pe" 2>/dev/null\n'
     )
@@ -250,7 +254,8 @@ def prepare(token: str, box_id: str, directories: Sequence[str]) -> str:
         f"mkdir -p {names} {directory_of(box_id)} 2>/dev/null && [ -w /attempt ] || "
         '{ say "D $(id -u):$(id -g)"; exit 0; }\n'
         f"for t in {names} /attempt/evaluation; do\n"
-        '  [ -z "$(ls -A "$t" 2>/dev/null)" ] || { say "U $t"; exit 0; }\ndone\n'        'say "X 0"\n'
+        '  [ -z "$(ls -A "$t" 2>/dev/null)" ] || { say "U $t"; exit 0; }\ndone\n'
+        'say "X 0"\n'
     )
 
 
@@ -271,25 +276,27 @@ def unpack(token: str, archive: str, dest: str, mode: int | None) -> str:
     chmod = "" if mode is None else f'chmod {mode:o} "$t"\n'
     return (
         f"{_begin(token)}a={shlex.quote(archive)}\n{_PARENT}"
-        f'mkdir -p -- {quoted} 2>/dev/null; inside {quoted}; c=$?\n'
+        f"mkdir -p -- {quoted} 2>/dev/null; inside {quoted}; c=$?\n"
         '[ $c = 0 ] || { rm -f "$a"; say "P $c"; exit 0; }\n'
         f"t=$p/{shlex.quote(last)}; s=/attempt/.ageval-new-$$\n"
         '{ mkdir -m 700 "$s" && tar -xpof "$a" -C "$s"; } 2>"$a.err"; c=$?; rm -f "$a"\n'
         '[ $c = 0 ] || { rm -rf "$s"; say "F $(head -c 300 "$a.err" | tr "\\n" " ")"; exit 0; }\n'
         '[ -L "$t" ] || rm -rf -- "$t" 2>/dev/null || { chmod -R u+rwX -- "$t"; }\n'
-        'rm -rf -- "$t" && mv -- "$s/x" "$t" 2>"$a.err" || { say "F $(tr "\\n" " " < "$a.err")"; rm -rf "$s"; exit 0; }\n'
+        'rm -rf -- "$t" && mv -- "$s/x" "$t" 2>"$a.err" || '
+        '{ say "F $(tr "\\n" " " < "$a.err")"; rm -rf "$s"; exit 0; }\n'
         f'{chmod}rm -rf "$s" "$a.err"; say "X 0"\n'
     )
 
 
 def pack(token: str, source: str, archive: str, limit: int) -> str:
-    """The script that writes `source` into the tar file `archive`, at most `limit` bytes, and says how many."""
+    """The script that writes `source` into the tar file `archive`, at most `limit` bytes; says its size."""
     parent, _, last = source.rpartition("/")
     return (
         f"{_begin(token)}a={shlex.quote(archive)}\n{_PARENT}"
-        f"inside {shlex.quote(parent or '/')}; c=$?; [ {shlex.quote(source)} = /attempt ] && {{ c=0; p=/; }}\n"
+        f"inside {shlex.quote(parent or '/')}; c=$?\n"
+        f"[ {shlex.quote(source)} = /attempt ] && {{ c=0; p=/; }}\n"
         '[ $c = 0 ] || { say "P $c"; exit 0; }\n'
-        f"cd -- \"$p\"; n=./{shlex.quote(last)}\n"
+        f'cd -- "$p"; n=./{shlex.quote(last)}\n'
         '[ -e "$n" ] || [ -L "$n" ] || { say "P 1"; exit 0; }\n'
         f'tar -cf - "$n" 2>"$a.err" < /dev/null | head -c {limit} > "$a"\n'
         'say "N $(head -c 2000 "$a.err" | base64 | tr -d "\\n")"; rm -f "$a.err"\n'
@@ -299,4 +306,4 @@ def pack(token: str, source: str, archive: str, limit: int) -> str:
 
 def as_line(script: str) -> str:
     """`script` as one line without anything that a shell in between might take for itself."""
-    return f"exec sh -c \"$(printf %s {base64.b64encode(script.encode()).decode()} | base64 -d)\""
+    return f'exec sh -c "$(printf %s {base64.b64encode(script.encode()).decode()} | base64 -d)"'

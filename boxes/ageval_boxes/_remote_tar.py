@@ -8,11 +8,14 @@ import shutil
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ageval_boxes._files import DEPTH, Budget, remove_tree
 from pytest_ageval.errors import BoxError
 
 _unique = itertools.count()
+#: Names are bytes that are usually UTF-8.
+_NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}
 
 
 def write_archive(source: Path, archive: Path) -> tuple[int | None, list[str]]:
@@ -37,7 +40,9 @@ def write_archive(source: Path, archive: Path) -> tuple[int | None, list[str]]:
             info.mode |= 0o700
         return info
 
-    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape") as tar:
+    with tarfile.open(
+        archive, "w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as tar:
         tar.add(source, "x", filter=keep)
     if notes and mode is None and len(notes) == 1 and not source.is_file():
         raise BoxError("environment_upload_missing", f"{source}: neither a file nor a directory")
@@ -127,15 +132,19 @@ def read_archive(archive: Path, name: str, dest: Path, budget: Budget) -> list[s
     tree = _Tree(new, budget)
     try:
         try:
-            with tarfile.open(archive, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            with tarfile.open(archive, "r:", **_NAMES) as tar:
                 for info in tar:
                     tree.add(tar, info)
         except tarfile.TarError as error:
-            raise BoxError("environment_download_failed", f"the box's tar gave no archive: {error}") from error
+            raise BoxError(
+                "environment_download_failed", f"the box's tar gave no archive: {error}"
+            ) from error
         tree.finish()
         found = new / name
         if not os.path.lexists(found):
-            raise BoxError("environment_download_missing", "; ".join(budget.notes) or f"no {name} in the archive")
+            raise BoxError(
+                "environment_download_missing", "; ".join(budget.notes) or f"no {name} in the archive"
+            )
         remove_tree(dest)
         found.rename(dest)
         mode = tree.directories.get(PurePosixPath(name))

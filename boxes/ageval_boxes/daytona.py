@@ -1,4 +1,4 @@
-"""The kind ``daytona``: a sandbox of Daytona (https://www.daytona.io), through their library (extra ``daytona``).
+"""The kind ``daytona``: a sandbox of Daytona (https://daytona.io), by their library (extra ``daytona``).
 
 The key is read from ``DAYTONA_API_KEY`` by the library and goes nowhere else.
 """
@@ -69,7 +69,7 @@ class DaytonaBox(RemoteBox):
         """Refuse a missing library or key, and options that cannot be."""
         await asyncio.to_thread(sdk, "daytona", "daytona")
         if not os.environ.get("DAYTONA_API_KEY"):
-            raise BoxError("environment_preflight_failed", "DAYTONA_API_KEY is not set; daytona boxes need it")
+            raise BoxError("environment_preflight_failed", "DAYTONA_API_KEY is not set")
         if self.options.timeout_seconds < 1:
             raise BoxError("environment_preflight_failed", "timeout_seconds must be at least 1")
         image = self.options.image
@@ -215,15 +215,13 @@ class DaytonaLink:
         """Start a shell command line in a new session, as the superuser with `root` where sudo allows it."""
         if root:
             line = (
-                f'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then exec sudo -n sh -c {shlex.quote(line)}; '
-                f"else {line}; fi"
+                'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then '
+                f"exec sudo -n sh -c {shlex.quote(line)}; else {line}; fi"
             )
         process = self._sandbox.process
         session = f"ageval-{secrets.token_hex(8)}"
         await process.create_session(session)
-        request = self._library.SessionExecuteRequest(
-            command=line, run_async=True, suppress_input_echo=True
-        )
+        request = self._library.SessionExecuteRequest(command=line, run_async=True, suppress_input_echo=True)
         started = await process.execute_session_command(session, request)
         return DaytonaCommand(process, session, started.cmd_id, stdout, stderr)
 
@@ -273,7 +271,8 @@ class DaytonaLink:
                 await asyncio.sleep(0.1)
         except Exception as error:
             raise BoxError(
-                "environment_stop_failed", f"Daytona sandbox {self.sandbox_id}: {type(error).__name__}: {error}"
+                "environment_stop_failed",
+                f"Daytona sandbox {self.sandbox_id}: {type(error).__name__}: {error}",
             ) from error
         raise BoxError("environment_stop_failed", f"Daytona still lists the sandbox {self.sandbox_id}")
 

@@ -47,7 +47,9 @@ class E2BBox(RemoteBox):
     @classmethod
     def describe(cls, options: Mapping[str, Any]) -> str:
         """``e2b (template base)``."""
-        return f"e2b (template {options.get('template_id') or options.get('template') or E2BOptions().template})"
+        return (
+            f"e2b (template {options.get('template_id') or options.get('template') or E2BOptions().template})"
+        )
 
     @property
     def _lifetime(self) -> float:
@@ -57,7 +59,7 @@ class E2BBox(RemoteBox):
         """Refuse a missing library or key, and options that cannot be."""
         await asyncio.to_thread(sdk, "e2b", "e2b")
         if not os.environ.get("E2B_API_KEY"):
-            raise BoxError("environment_preflight_failed", "E2B_API_KEY is not set; e2b boxes need it")
+            raise BoxError("environment_preflight_failed", "E2B_API_KEY is not set")
         if self.options.timeout_seconds < 1:
             raise BoxError("environment_preflight_failed", "timeout_seconds must be at least 1")
 

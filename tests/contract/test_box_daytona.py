@@ -9,9 +9,9 @@ pytest.importorskip("daytona", reason="the extra daytona is not installed")
 pytest.register_assert_rewrite("pytest_ageval.testing.box_contract")
 
 import jail  # noqa: E402
-from ageval_boxes.daytona import DaytonaBox  # noqa: E402
 from daytona_server import DaytonaServer  # noqa: E402
 
+from ageval_boxes.daytona import DaytonaBox  # noqa: E402
 from pytest_ageval.testing.box_contract import BoxContract  # noqa: E402
 
 pytestmark = pytest.mark.skipif(jail.unusable() is not None, reason=str(jail.unusable()))

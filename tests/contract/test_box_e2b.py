@@ -1,6 +1,5 @@
 """The e2b box holds the box contract, with E2B's own library against a server on loopback."""
 
-import os
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -10,9 +9,9 @@ pytest.importorskip("e2b", reason="the extra e2b is not installed")
 pytest.register_assert_rewrite("pytest_ageval.testing.box_contract")
 
 import jail  # noqa: E402
-from ageval_boxes.e2b import E2BBox  # noqa: E402
 from e2b_server import E2BServer  # noqa: E402
 
+from ageval_boxes.e2b import E2BBox  # noqa: E402
 from pytest_ageval.testing.box_contract import BoxContract  # noqa: E402
 
 pytestmark = pytest.mark.skipif(jail.unusable() is not None, reason=str(jail.unusable()))

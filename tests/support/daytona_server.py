@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 import uuid
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSCloseCode, web
-from jail import Jail
+from jail import PATH, Jail
 
 KEY = "dtn_" + "0" * 40
 
@@ -58,7 +59,8 @@ class Command:
         sent = 0
         while True:
             async with self.changed:
-                await self.changed.wait_for(lambda: len(self.output) > sent or self.over)
+                while len(self.output) == sent and not self.over:
+                    await self.changed.wait()
                 pieces, over = self.output[sent:], self.over
             for piece in pieces:
                 await socket.send_bytes(piece)
@@ -85,8 +87,8 @@ class Sandbox:
             "id": self.id, "organizationId": "o", "name": body.get("name") or self.id,
             "snapshot": body.get("snapshot") or "default", "user": "root", "env": body.get("env") or {},
             "labels": body.get("labels") or {}, "public": False, "networkBlockAll": False, "kvm": False,
-            "target": body.get("target") or "us", "cpu": 1, "gpu": 0, "memory": 1, "disk": 3, "state": "started",
-            "desiredState": "started", "autoStopInterval": body.get("autoStopInterval"),
+            "target": body.get("target") or "us", "cpu": 1, "gpu": 0, "memory": 1, "disk": 3,
+            "state": "started", "desiredState": "started", "autoStopInterval": body.get("autoStopInterval"),
             "toolboxProxyUrl": f"{self.origin}/toolbox",
         }  # fmt: skip
 
@@ -113,7 +115,9 @@ class DaytonaServer:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._main(),), daemon=True
+        )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -229,13 +233,12 @@ class DaytonaServer:
         if name not in self.snapshots:
             return refused(404, f"Snapshot {name} not found")
         moment = "2026-01-01T00:00:00Z"
-        return web.json_response(
-            {
-                "id": name, "general": False, "name": name, "state": "active", "size": 1, "entrypoint": None, "cpu": 1,
-                "gpu": 0, "mem": 1, "disk": 3, "errorReason": None, "createdAt": moment, "updatedAt": moment,
-                "lastUsedAt": None, "sourceSandboxId": None,
-            }  # fmt: skip
-        )
+        document = {
+            "id": name, "general": False, "name": name, "state": "active", "size": 1, "entrypoint": None,
+            "cpu": 1, "gpu": 0, "mem": 1, "disk": 3, "errorReason": None, "createdAt": moment,
+            "updatedAt": moment, "lastUsedAt": None, "sourceSandboxId": None,
+        }  # fmt: skip
+        return web.json_response(document)
 
     # -- toolbox: sessions -----------------------------------------------------------------------
 
@@ -260,12 +263,15 @@ class DaytonaServer:
             return refused(404, "session not found")
         if not body.get("runAsync"):
             return refused(400, "this server runs asynchronous commands only")
-        pipe = asyncio.subprocess.PIPE
+        env = {"PATH": PATH, "HOME": "/root", **(sandbox.body.get("env") or {})}
         process = await asyncio.create_subprocess_exec(
             *sandbox.jail.argv(["bash", "-c", body["command"]], "/", "root"),
-            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", **(sandbox.body.get("env") or {})},
-        )  # fmt: skip
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+            env=env,
+        )
         command = Command(process, body["command"])
         commands[command.id] = command
         return web.json_response({"cmdId": command.id}, status=202)
@@ -342,7 +348,9 @@ class DaytonaServer:
                     while piece := file.read(1024 * 1024):
                         await response.write(piece)
             else:
-                await response.write(json.dumps({"statusCode": 404, "message": f"file not found: {name}"}).encode())
+                await response.write(
+                    json.dumps({"statusCode": 404, "message": f"file not found: {name}"}).encode()
+                )
             await response.write(b"\r\n")
         await response.write(f"--{boundary}--\r\n".encode())
         return response

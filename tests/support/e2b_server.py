@@ -69,10 +69,14 @@ class Process:
         # Subscribed before anything is read, so that nothing is lost.
         self.first = Subscriber()
         self.subscribers = [self.first]
-        self.popen = sandbox.jail.start(argv, cwd=config.get("cwd") or "/home/user", env=env, user=user, stdin=stdin)
+        self.popen = sandbox.jail.start(
+            argv, cwd=config.get("cwd") or "/home/user", env=env, user=user, stdin=stdin
+        )
         self.pid = self.popen.pid
         streams = {"stdout": self.popen.stdout, "stderr": self.popen.stderr}
-        self._pumps = [threading.Thread(target=self._pump, args=item, daemon=True) for item in streams.items()]
+        self._pumps = [
+            threading.Thread(target=self._pump, args=item, daemon=True) for item in streams.items()
+        ]
         for pump in self._pumps:
             pump.start()
         threading.Thread(target=self._reap, daemon=True).start()
@@ -90,7 +94,16 @@ class Process:
             self.popen.stdin.close()
         if code < 0:
             name = signal.Signals(-code).name[3:].lower()
-            self.emit({"end": {"exited": False, "exitCode": -1, "status": f"signal: {name}", "error": f"signal: {name}"}})
+            self.emit(
+                {
+                    "end": {
+                        "exited": False,
+                        "exitCode": -1,
+                        "status": f"signal: {name}",
+                        "error": f"signal: {name}",
+                    }
+                }
+            )
         else:
             self.emit({"end": {"exited": True, "exitCode": code, "status": f"exit status {code}"}})
 

@@ -20,6 +20,8 @@ from ageval_boxes import _bubblewrap
 #: bwrap's child dies with the thread that started it; requests are served by threads that end.
 _spawner = ThreadPoolExecutor(1, "jails")
 
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
 #: uid and gid of the users that a jail has, where we may choose.
 USERS = {"root": 0, "user": 1000}
 
@@ -48,10 +50,28 @@ class Jail:
 
     def _hold(self) -> tuple[subprocess.Popen[bytes], int]:
         receive, give = os.pipe()
-        argv = [_bubblewrap.bwrap() or "bwrap", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--new-session"]
-        argv += ["--bind", str(self.root), "/", *_bubblewrap._system()[2:], "--proc", "/proc", "--dev", "/dev"]
+        argv = [
+            _bubblewrap.bwrap() or "bwrap",
+            "--unshare-pid",
+            "--as-pid-1",
+            "--die-with-parent",
+            "--new-session",
+        ]
+        argv += [
+            "--bind",
+            str(self.root),
+            "/",
+            *_bubblewrap._system()[2:],
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
         argv += ["--json-status-fd", str(give), "--", "/bin/sh", "-c", _bubblewrap._INIT]
-        holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=(give,))
+        # Its environment can be read in the jail: nothing of ours.
+        holder = subprocess.Popen(
+            argv, env={"PATH": PATH}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=(give,)
+        )
         os.close(give)
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
@@ -72,7 +92,7 @@ class Jail:
         self, argv: Sequence[str], *, cwd: str = "/", env: Mapping[str, str], user: str = "user", stdin: bool
     ) -> subprocess.Popen[bytes]:
         """Start a process in the jail with pipes for its streams."""
-        full = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", **env}
+        full = {"PATH": PATH, **env}
         process = subprocess.Popen(
             self.argv(argv, cwd, user),
             env=full,
