@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from ageval_boxes import _remote_scripts as scripts
 from ageval_boxes._files import Budget
 from ageval_boxes._remote_link import Report, result_of
-from ageval_boxes._remote_sandbox import PATIENCE, RemoteSandbox, pieces_of, sdk
+from ageval_boxes._remote_sandbox import COPY_PATIENCE, PATIENCE, RemoteSandbox, pieces_of, sdk
 from ageval_boxes._remote_stdio import RemoteTransport
 from ageval_boxes._remote_tar import read_archive, write_archive
 from pytest_ageval.box import (
@@ -138,7 +138,7 @@ class RemoteBox(RemoteSandbox):
             where, token, argv, cwd=place, env=self._environment(env), encoded_stdin=link.encoded_stdin
         )
         try:
-            line = scripts.as_line(script)
+            line = await self._line(script)
             command = await link.command(
                 line, stdout=transport.feed_stdout, stderr=transport.feed_stderr, stdin=True
             )
@@ -187,7 +187,9 @@ class RemoteBox(RemoteSandbox):
             raise await self._lost(error) from error
         finally:
             local.unlink(missing_ok=True)
-        kind, rest = await self._call(lambda token: scripts.unpack(token, remote, str(path), mode))
+        kind, rest = await self._call(
+            lambda token: scripts.unpack(token, remote, str(path), mode), patience=COPY_PATIENCE
+        )
         if kind == "P":
             raise BoxError("environment_path_invalid", f"{dest}: its directory is not below /attempt")
         if kind != "X":
@@ -206,7 +208,9 @@ class RemoteBox(RemoteSandbox):
         # Headers and padding: at most 4 KiB for each file, and some for those with long names.
         limit = self.download_bytes + 4096 * self.download_files
         lines: list[tuple[str, str]] = []
-        kind, rest = await self._call(lambda token: scripts.pack(token, str(path), remote, limit), into=lines)
+        kind, rest = await self._call(
+            lambda token: scripts.pack(token, str(path), remote, limit), into=lines, patience=COPY_PATIENCE
+        )
         if kind == "P":
             title = "environment_download_missing" if rest == "1" else "environment_path_invalid"
             raise BoxError(title, f"{source} {'does not exist' if rest == '1' else 'leads out of /attempt'}")

@@ -30,6 +30,8 @@ from pytest_ageval.errors import BoxError
 
 #: Seconds for what the supervisor itself does.
 PATIENCE = 60.0
+#: Seconds for packing or unpacking an archive in the sandbox.
+COPY_PATIENCE = 1800.0
 #: The share of a sandbox's time after which it is put off again.
 _RENEW = 1 / 3
 
@@ -179,15 +181,23 @@ class RemoteSandbox(Box):
             )
         return BoxError("environment_connection_lost", f"{self.kind} sandbox {self._link.sandbox_id}: {why}")
 
+    async def _line(self, script: str) -> str:
+        """The command line that runs `script`; a long one is put into a file first."""
+        try:
+            data = script.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise BoxError("environment_exec_invalid", f"not a text that can be sent: {error}") from error
+        if len(data) <= scripts.INLINE_LIMIT:
+            return scripts.as_line(data)
+        path = f"{scripts.directory_of(self._id)}/script-{next(self._numbers)}"
+        await self._put_bytes(data, path)
+        return f"exec sh {path}"
+
     @contextlib.asynccontextmanager
     async def _running(self, script: str, report: Report, **more: Any) -> AsyncIterator[Command]:
         """Start a script of a supervisor; forget it in the end."""
         link = self._open
-        line = scripts.as_line(script)
-        if len(script) > scripts.INLINE_LIMIT:
-            path = f"{scripts.directory_of(self._id)}/script-{next(self._numbers)}"
-            await self._put_bytes(script.encode(), path)
-            line = f"exec sh {path}"
+        line = await self._line(script)
         more.setdefault("stdout", report.feed)
         command = await link.command(line, stderr=more.pop("stderr", report.note), **more)
         try:
@@ -196,13 +206,18 @@ class RemoteSandbox(Box):
             self._spawn(command.close())
 
     async def _call(
-        self, make: Callable[[str], str], *, root: bool = False, into: list[tuple[str, str]] | None = None
+        self,
+        make: Callable[[str], str],
+        *,
+        root: bool = False,
+        into: list[tuple[str, str]] | None = None,
+        patience: float = PATIENCE,
     ) -> tuple[str, str]:
         """Run a script of ours to its end; the last line of its report, the others `into`."""
         report = Report(secrets.token_hex(6))
         try:
             async with self._running(make(report.token), report, root=root) as command:
-                found = await report.end(command, PATIENCE)
+                found = await report.end(command, patience)
         except (BoxError, asyncio.CancelledError):
             raise
         except Exception as error:

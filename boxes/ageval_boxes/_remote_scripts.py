@@ -77,15 +77,23 @@ state() { cat "$1.s"; }
 """
 
 # A pump ends when every holder of the stream is gone. When the command is, and the pump has waited for
-# a fifth of a second (not for us: "w"), whoever else holds the stream goes on without being heard.
+# a fifth of a second, or worked for about one without having to wait for us ("w"), whoever else holds
+# the stream goes on without being heard.
 _DRAIN = """
 drain() {
-  last=; same=0
+  last=; same=0; looks=0
   while [ ! -e "$1.done" ]; do
     sleep 0.02
     now=$(state "$1")
-    case $now in w*) same=0;; "$last") same=$((same + 1));; *) same=0; last=$now;; esac
-    [ "$same" -lt 10 ] || { (exec cat < "$1f" > /dev/null &); kill -9 "$2"; break; }
+    case $now in
+      w*) same=0;;
+      "$last") same=$((same + 1)); looks=$((looks + 1));;
+      *) same=0; last=$now; looks=$((looks + 1));;
+    esac
+    [ "$same" -ge 10 ] || [ "$looks" -ge 40 ] || continue
+    (exec cat < "$1f" > /dev/null &)
+    kill -9 "$2"
+    break
   done
 }
 """
@@ -304,6 +312,6 @@ def pack(token: str, source: str, archive: str, limit: int) -> str:
     )
 
 
-def as_line(script: str) -> str:
+def as_line(script: bytes) -> str:
     """`script` as one line without anything that a shell in between might take for itself."""
-    return f'exec sh -c "$(printf %s {base64.b64encode(script.encode()).decode()} | base64 -d)"'
+    return f'exec sh -c "$(printf %s {base64.b64encode(script).decode()} | base64 -d)"'

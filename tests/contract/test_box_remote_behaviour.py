@@ -115,6 +115,44 @@ def test_exit_code_124_of_a_command_is_no_timeout(cloud: Cloud, tmp_path: Path) 
     with_box(cloud.box(tmp_path), body)
 
 
+def test_long_arguments(cloud: Cloud, tmp_path: Path) -> None:
+    """A command line longer than one argument may be goes by a file; what cannot be sent is refused."""
+    words = ["x" * 100_000, "y" * 100_000]
+
+    async def body(box: Box) -> None:
+        done = await box.exec(
+            ["sh", "-c", "echo ${#1} ${#2} ${#GIVEN}", "sh", *words], env={"GIVEN": words[0]}
+        )
+        assert done.stdout == "100000 100000 100000\n"
+        transport = await box.attach_stdio(["sh", "-c", "echo ${#1}", "sh", words[0]])
+        assert await transport.read() == b"100000\n"
+        await transport.terminate()
+        with pytest.raises(BoxError) as refused:
+            await box.exec(["echo", "\ud800"])
+        assert refused.value.title == "environment_exec_invalid"
+        assert (await box.exec(["printf", "%s", "\udcff"])).stdout == "\N{REPLACEMENT CHARACTER}"
+
+    with_box(cloud.box(tmp_path), body)
+
+
+def test_background_process_survives_its_command(cloud: Cloud, tmp_path: Path) -> None:
+    """A server that a command leaves with the command's streams goes on until the box is quiesced."""
+
+    async def body(box: Box) -> None:
+        script = "(while :; do echo noise; echo . >> ticks; sleep 0.1; done) & exit 0"
+        begun = time.monotonic()
+        assert (await box.exec(["sh", "-c", script])).ok
+        assert time.monotonic() - begun < 10, "its noise does not hold us"
+        await asyncio.sleep(1)
+        before = int((await box.exec(["sh", "-c", "wc -l < ticks"])).stdout)
+        await asyncio.sleep(0.5)
+        assert int((await box.exec(["sh", "-c", "wc -l < ticks"])).stdout) > before
+        assert await box.quiesce()
+        assert await box.quiesce() == []
+
+    with_box(cloud.box(tmp_path), body)
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
