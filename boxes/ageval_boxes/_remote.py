@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from ageval_boxes import _remote_scripts as scripts
 from ageval_boxes._files import Budget
 from ageval_boxes._remote_link import Report, result_of
-from ageval_boxes._remote_sandbox import COPY_PATIENCE, PATIENCE, RemoteSandbox, pieces_of, sdk
+from ageval_boxes._remote_sandbox import COPY_PATIENCE, PATIENCE, RemoteSandbox, pieces_of, sdk, swept
 from ageval_boxes._remote_stdio import RemoteTransport
 from ageval_boxes._remote_tar import read_archive, write_archive
 from pytest_ageval.box import (
@@ -31,7 +31,7 @@ from pytest_ageval.box import (
 )
 from pytest_ageval.errors import BoxError
 
-__all__ = ["RemoteBox", "pieces_of", "sdk"]
+__all__ = ["RemoteBox", "pieces_of", "sdk", "swept"]
 
 #: Seconds between TERM and KILL when the time of a command is up or the box is quiesced.
 GRACE = 0.5

@@ -47,6 +47,14 @@ def sdk(module: str, extra: str) -> Any:
         ) from error
 
 
+def swept(kind: str, looking: Coroutine[Any, Any, list[str]]) -> list[str]:
+    """What `looking` says was removed; BoxError when the vendor could not be asked."""
+    try:
+        return asyncio.run(looking)
+    except Exception as error:
+        raise BoxError("environment_connection_lost", f"{kind}: {type(error).__name__}: {error}") from error
+
+
 async def pieces_of(source: Path) -> AsyncIterator[bytes]:
     """A file of the host in pieces of a mebibyte, read without blocking the loop."""
     with contextlib.closing(source.open("rb")) as file:

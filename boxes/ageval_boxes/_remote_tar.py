@@ -44,7 +44,7 @@ def write_archive(source: Path, archive: Path) -> tuple[int | None, list[str]]:
         archive, "w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as tar:
         tar.add(source, "x", filter=keep)
-    if notes and mode is None and len(notes) == 1 and not source.is_file():
+    if notes and mode is None:
         raise BoxError("environment_upload_missing", f"{source}: neither a file nor a directory")
     return mode, notes
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ageval_boxes._remote import RemoteBox, pieces_of, sdk
+from ageval_boxes._remote import RemoteBox, pieces_of, sdk, swept
 from ageval_boxes._remote_link import Link, Sink
 from ageval_boxes._remote_owner import left_behind, recipe_hash, recipe_of
 from pytest_ageval.errors import BoxError
@@ -86,8 +86,13 @@ class DaytonaBox(RemoteBox):
             return DaytonaLink(self.options, self.options.snapshot)
         name = f"{self.options.snapshot_name}-{await asyncio.to_thread(recipe_hash, recipe)}"
         link = DaytonaLink(self.options, name)
-        if not await link.has_snapshot(name):
-            await link.disconnect()
+        there = False
+        try:
+            there = await link.has_snapshot(name)
+        finally:
+            if not there:
+                await link.disconnect()
+        if not there:
             raise BoxError(
                 "environment_image_unresolved",
                 f"there is no Daytona snapshot {name!r} for {recipe / 'Dockerfile'}; build it once with "
@@ -104,7 +109,7 @@ class DaytonaBox(RemoteBox):
         """
         if not os.environ.get("DAYTONA_API_KEY") or importlib.util.find_spec("daytona") is None:
             return []
-        return asyncio.run(_reap(labels))
+        return swept(cls.kind, _reap(labels))
 
 
 async def _reap(labels: Mapping[str, str]) -> list[str]:

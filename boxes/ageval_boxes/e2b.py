@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ageval_boxes._remote import RemoteBox, pieces_of, sdk
+from ageval_boxes._remote import RemoteBox, pieces_of, sdk, swept
 from ageval_boxes._remote_link import Link, Sink
 from ageval_boxes._remote_owner import left_behind, recipe_hash, recipe_of
 from pytest_ageval.errors import BoxError
@@ -95,7 +95,7 @@ class E2BBox(RemoteBox):
         """
         if not os.environ.get("E2B_API_KEY") or importlib.util.find_spec("e2b") is None:
             return []
-        return asyncio.run(_reap(labels))
+        return swept(cls.kind, _reap(labels))
 
 
 async def _reap(labels: Mapping[str, str]) -> list[str]:
