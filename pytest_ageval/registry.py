@@ -12,6 +12,8 @@ from pytest_ageval.errors import ConfigError
 from pytest_ageval.executor import Executor
 
 BOXES: Mapping[str, str] = {
+    "daytona": "ageval_boxes.daytona:DaytonaBox",
+    "e2b": "ageval_boxes.e2b:E2BBox",
     "local": "ageval_boxes.local:LocalBox",
 }
 
