@@ -13,6 +13,7 @@ from pytest_ageval.executor import Executor
 
 BOXES: Mapping[str, str] = {
     "local": "ageval_boxes.local:LocalBox",
+    "ssh": "ageval_boxes.ssh:SshBox",
 }
 
 EXECUTORS: Mapping[str, str] = {

@@ -17,7 +17,7 @@ _HEAD = 4096
 STDERR_LIMIT = 1024 * 1024
 
 
-class _Backlog:
+class Backlog:
     """stderr that nobody has asked for yet: bounded, so that neither the process blocks nor we grow."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class PipeTransport:
         self._lock = asyncio.Lock()
         self._stdin = self._own(child.popen.stdin)
         self._stdout = self._own(child.popen.stdout)
-        self._errors = _Backlog()
+        self._errors = Backlog()
         stderr = child.popen.stderr
         if stderr is None:
             raise ValueError("the process has no stderr pipe")
