@@ -153,7 +153,7 @@ class Host:
                     ) from error
                 continue
             try:
-                channel.exec_command(command)
+                channel.exec_command(command.encode("utf-8", "surrogateescape"))
             except (paramiko.SSHException, EOFError, OSError) as error:
                 self.release(channel)
                 raise lost(self.address, error) from error
@@ -220,9 +220,10 @@ class Host:
         transport = client.get_transport()
         assert transport is not None  # connect() succeeded
         transport.set_keepalive(KEEPALIVE)
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError):
             milliseconds = int(SILENCE * 1000)
-            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            if isinstance(transport.sock, socket.socket):
+                transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         return _Connection(client, transport)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from ageval_boxes._processes import DRAIN
@@ -21,13 +22,14 @@ _CHUNK = 256 * 1024
 _FLUSH = 30.0
 
 
-class _Stream:
+class _Stream(threading.Event):
     """One direction of a channel, read from the event loop.
 
     Serves paramiko's buffer as its event: `set` comes from paramiko's thread when there is news.
     """
 
     def __init__(self, channel: Channel, *, errors: bool) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._recv = channel.recv_stderr if errors else channel.recv
@@ -85,10 +87,10 @@ class Process:
         """Read stdout to its end."""
         return self._pump(self._read(self.stdout, sink))
 
-    def _pump(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def _pump(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        self._pumps.append(task)  # type: ignore[arg-type]
-        return task  # type: ignore[return-value]
+        self._pumps.append(task)
+        return task
 
     async def _read(self, stream: _Stream, sink: Callable[[bytes], None]) -> None:
         while data := await stream.read():

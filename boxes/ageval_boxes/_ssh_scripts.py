@@ -68,7 +68,10 @@ inside() {
   P=${P%??}
   case $P/ in "$b"/*) ;; *) echo "a symbolic link leads out of the box: $2" >&2; exit 23 ;; esac
   f=$1/box/$2
-  [ "$e" = "$f" ] || { mkdir -p -- "$f" || exit 22; P=$(cd -P -- "$f" && pwd -P && echo x) || exit 22; P=${P%??}; }
+  [ "$e" = "$f" ] && return
+  mkdir -p -- "$f" || exit 22
+  P=$(cd -P -- "$f" && pwd -P && echo x) || exit 22
+  P=${P%??}
 }
 """
 

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from ageval_boxes._files import DEPTH, Budget, remove_tree
 from pytest_ageval.errors import BoxError
@@ -24,7 +24,7 @@ _PIECE = 256 * 1024
 class Writable(Protocol):
     """Takes all of `data`."""
 
-    def write(self, data: bytes, /) -> object: ...
+    def write(self, data: bytes, /) -> int: ...
 
 
 class Readable(Protocol):
@@ -50,8 +50,9 @@ def pack(source: Path, name: str, out: Writable) -> list[str]:
         member.mode &= 0o777
         return member
 
+    target: Any = out  # the type stubs ask for more than a stream needs
     with tarfile.open(
-        fileobj=out,
+        fileobj=target,
         mode="w|",
         bufsize=_PIECE,
         format=tarfile.GNU_FORMAT,
@@ -68,11 +69,12 @@ def unpack(stream: Readable, name: str, dest: Path, budget: Budget) -> bool:
     Whether there was such an entry. Raises BoxError with the budget's title when it brings too
     much, and tarfile.TarError for what is not a whole tar stream. Special files are left out and noted.
     """
+    source: Any = stream  # as above
     dest.parent.mkdir(parents=True, exist_ok=True)
     new = dest.parent / f".{dest.name[:100]}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with tarfile.open(
-            fileobj=stream, mode="r|", bufsize=_PIECE, encoding="utf-8", errors="surrogateescape"
+            fileobj=source, mode="r|", bufsize=_PIECE, encoding="utf-8", errors="surrogateescape"
         ) as tar:
             modes = _take(tar, name, new, budget)
         if not os.path.lexists(new):
@@ -139,7 +141,7 @@ def _write(path: Path, content: IO[bytes], member: tarfile.TarInfo, budget: Budg
     with suppress(FileNotFoundError):  # a name that comes twice: the last one counts
         path.unlink()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         while piece := content.read(_PIECE):
             budget.take(len(piece))
             file.write(piece)

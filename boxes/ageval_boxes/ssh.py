@@ -137,7 +137,7 @@ class SshBox(Box):
             if not key:
                 raise BoxError(
                     "environment_preflight_failed",
-                    f"the environment variable {given.key_env} (option key_env) does not hold the path of a key",
+                    f"the environment variable {given.key_env} (option key_env) holds no path of a key",
                 )
         if key is not None:
             key = str(Path(key).expanduser())
@@ -201,7 +201,7 @@ class SshBox(Box):
             "PATH": self._path,
             "LANG": "C.UTF-8",
             "HOME": self.visible_path(HOME),
-            "TMPDIR": f"{self._root}/tmp",
+            "TMPDIR": f"{self._root}/tmp",  # noqa: S108 - below the box's root
             "AGEVAL_WORKSPACE": self.visible_path(WORKSPACE),
             "AGEVAL_ARTIFACTS": self.visible_path(ARTIFACTS),
             "AGEVAL_EVALUATION": self.visible_path(EVALUATION),
@@ -351,7 +351,7 @@ class SshBox(Box):
         if len(path.parts) == 2:
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
         try:
-            info = source.lstat()
+            info = source.lstat()  # noqa: ASYNC240 - one stat call
         except OSError as error:
             raise BoxError("environment_upload_missing", f"{source}: {error}") from error
         mode = f"{stat.S_IMODE(info.st_mode) & 0o777:o}" if stat.S_ISDIR(info.st_mode) else ""
@@ -461,8 +461,8 @@ class SshBox(Box):
             note.write(orphan=True)
             raise BoxError(
                 "environment_stop_failed",
-                f"{self._root or 'a box'} on {note.address} is still there ({error.message}); it is removed when the "
-                "host is used next, or by: pytest-ageval clean",
+                f"{self._root or 'a box'} on {note.address} is still there ({error.message}); it is "
+                "removed when the host is used next, or by: pytest-ageval clean",
             ) from error
         note.forget()
         self._note = None

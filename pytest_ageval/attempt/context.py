@@ -18,6 +18,7 @@ from pytest_ageval.evidence import EvidenceStore, Redactor, now
 from pytest_ageval.faces import BoxFace
 
 if TYPE_CHECKING:
+    from pytest_ageval.attempt.mirror import Mirror
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
     from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
@@ -84,6 +85,7 @@ class Attempt:
         self.phase = "environment"
         self.clock = PhaseClock(None)
         self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
+        self.mirror: Mirror | None = None
         self.service: AgentService | None = None
         self.verdict: Verdict | None = None
         self.error: AgevalError | None = None

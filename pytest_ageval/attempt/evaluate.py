@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
+from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, add_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
@@ -26,6 +27,8 @@ async def evaluate(attempt: Attempt) -> None:
     await slots.call(attempt, "before_evaluate")
     await collect(attempt)
     await materialise(attempt)
+    if (mirror := mirror_of(attempt)) is not None:
+        await mirror.pull()
     inputs = await asyncio.to_thread(evaluator_inputs, attempt)
     try:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.executor import AgentResult
 from pytest_ageval.sessions.quota import Quota
@@ -125,7 +126,13 @@ class AgentService:
                 return refusal(refused)
             # An exception from here is a hook's or ours: it ends the script and fails the phase. As
             # data it would look to run.py like an answer of the agent.
-            return await session.invoke(payload)
+            mirror = mirror_of(self.attempt)
+            if mirror is not None:
+                await mirror.push()
+            reply = await session.invoke(payload)
+            if mirror is not None:
+                await mirror.pull()
+            return reply
 
     def _refuse_invoke(self, session: RoleSession) -> str | None:
         if self.sealed:
