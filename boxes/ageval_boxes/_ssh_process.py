@@ -21,6 +21,9 @@ _CHUNK = 256 * 1024
 #: Seconds for which output that still comes after the end of a command is waited for, at most.
 _FLUSH = 30.0
 
+#: Seconds after the end of an attached process in which its output must have come over the wire.
+_HELD = 2.0
+
 
 class _Stream(threading.Event):
     """One direction of a channel, read from the event loop.
@@ -179,7 +182,7 @@ class SshTransport:
 
     def _exited(self, _done: object) -> None:
         # A descendant may hold the streams for ever; what is in them by then is still read.
-        asyncio.get_running_loop().call_later(DRAIN, self._finish)
+        asyncio.get_running_loop().call_later(_HELD, self._finish)
 
     def _finish(self) -> None:
         self._over.set()

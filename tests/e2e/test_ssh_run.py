@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("paramiko")
 
-from tests.support.sshd import MISSING, Sshd, sshd  # noqa: E402
+from tests.support.sshd import MISSING, Sshd, sshd
 
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
@@ -34,9 +34,9 @@ def run(server: Sshd, dataset: Path, directory: Path, *arguments: str) -> dict[s
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("AGEVAL_", "PYTEST_"))
     }
+    command = [sys.executable, "-m", "pytest", str(dataset), "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(dataset), "-q", "-p", "no:cacheprovider", f"--ageval-dir={evidence}"]
-        + ["--box=ssh", *options, *arguments],
+        [*command, f"--ageval-dir={evidence}", "--box=ssh", *options, *arguments],
         cwd=directory,
         env={**environment, "XDG_CACHE_HOME": str(directory / "cache")},
         capture_output=True,
@@ -58,3 +58,71 @@ def test_every_solution_passes(server: Sshd, tmp_path: Path) -> None:
 def test_doing_nothing_fails_and_is_not_an_error(server: Sshd, tmp_path: Path) -> None:
     for task, result in run(server, QUICKSTART, tmp_path, "--agent=nop").items():
         assert (task, result["status"], result["score"]) == (task, "FAIL", 0.0), result["output"]
+
+
+# -- what run.py, the agent and the evaluator see of each other's files ----------------------------
+
+TASK = """
+format: ageval.task/1
+task_id: exchange
+agent_profiles: [{id: solver}]
+limits: {agent_invocations: 2}
+artifacts: {publishable: [{id: late, path: workspace/late.txt}, {id: made, path: workspace/made, kind: tree}]}
+"""
+TURNS = """
+solver:
+  - run: echo one > answer.txt
+  - run: cat question.txt > echoed.txt; mkdir -p made; echo 1 > made/f; ln -s /etc/passwd leak
+"""
+RUN = """
+async def run(ctx):
+    session = ctx.agent.session("solver")
+    await session.invoke("first")
+    assert (ctx.workspace_root / "data.txt").read_text() == "seed\\n"
+    ctx.publish_file("answer", "answer.txt")
+    (ctx.workspace_root / "question.txt").write_text("from run.py")
+    await session.invoke("second")
+    ctx.publish_json("echoed", (ctx.workspace_root / "echoed.txt").read_text())
+    (ctx.workspace_root / "late.txt").write_text("late")
+"""
+EVALUATOR = """
+import json
+from pathlib import Path
+
+async def evaluate(inputs):
+    workspace = Path(inputs["workspace_dir"])
+    artifacts = {name: Path(path) for name, path in inputs["artifacts"].items()}
+    (workspace / "checker.sh").write_text("cat gold.txt late.txt; echo seen > by-the-box.txt")
+    (workspace / "gold.txt").write_text("gold,")
+    done = await inputs["scoring"].exec("main", ["sh", "checker.sh"])
+    checks = {
+        "published": artifacts["answer"].read_text() == "one\\n",
+        "echoed": json.loads(artifacts["echoed"].read_text()) == "from run.py",
+        "late": artifacts["late"].read_text() == "late",
+        "tree": (artifacts["made"] / "f").read_text() == "1\\n",
+        "workspace": (workspace / "late.txt").read_text() == "late",
+        "leak": not (workspace / "leak").exists(),
+        "exec": done.stdout == "gold,late",
+        "after": (workspace / "by-the-box.txt").read_text() == "seen\\n",
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    return {"status": "FAIL" if wrong else "PASS", "score": float(not wrong), "metrics": {"wrong": wrong}}
+"""
+
+
+def test_files_go_both_ways(server: Sshd, tmp_path: Path) -> None:
+    """Files that the agent made can be published at once; what run.py wrote, the next turn finds."""
+    task = tmp_path / "set" / "tasks" / "exchange"
+    for name, text in {
+        "../../ageval.yaml": "format: ageval.dataset/1\ndataset_id: e/x\nversion: '1'\n",
+        "task.yaml": TASK,
+        "run.py": RUN,
+        "evaluator.py": EVALUATOR,
+        "solution/turns.yaml": TURNS,
+        "data/data.txt": "seed\n",
+    }.items():
+        path = task / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (result,) = run(server, tmp_path / "set", tmp_path, "--agent=oracle").values()
+    assert (result["status"], result["score"]) == ("PASS", 1.0), result["output"]

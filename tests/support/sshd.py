@@ -81,14 +81,14 @@ def _free_port() -> int:
 
 
 @contextmanager
-def sshd(directory: Path, **config: str) -> Iterator[Sshd]:
+def sshd(directory: Path, *, port: int | None = None, **config: str) -> Iterator[Sshd]:
     """An sshd whose files are in `directory`; `config` are lines of its configuration."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("host", "user"):
         if not (directory / name).exists():
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
             subprocess.run(command, check=True)
-    port = _free_port()
+    port = port or _free_port()
     public = (directory / "host.pub").read_text().split()
     (directory / "known_hosts").write_text(f"[127.0.0.1]:{port} {public[0]} {public[1]}\n")
     shutil.copy(directory / "user.pub", directory / "authorized_keys")
