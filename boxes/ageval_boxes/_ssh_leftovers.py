@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ class Note:
     @classmethod
     def new(cls, box_id: str, labels: Mapping[str, str], address: Address) -> Note:
         """The note of a box that is about to be opened; not written yet."""
-        data = {**marker(box_id, labels), "kind": "ssh", "address": msgspec.to_builtins(address)}
+        data = {**marker(box_id, labels), "kind": "ssh", "machine": socket.gethostname()}
+        data["address"] = msgspec.to_builtins(address)
         return cls(notes_dir() / f"{box_id}.json", data)
 
     @property
@@ -75,11 +77,12 @@ class Note:
 
 
 def notes() -> Iterator[Note]:
-    """All notes of this user on this machine."""
+    """All notes of this user on this machine: others may share the cache directory."""
     for path in sorted(notes_dir().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, msgspec.ValidationError):
             note = Note(path, json.loads(path.read_bytes()))
-            if note.data["kind"] == "ssh" and note.box_id and note.address:
+            here = note.data["kind"] == "ssh" and note.data["machine"] == socket.gethostname()
+            if here and note.box_id and note.address:
                 yield note
 
 
@@ -104,13 +107,27 @@ def ended(done: Done) -> list[str]:
 
 
 def reap(labels: Mapping[str, str]) -> list[str]:
-    """Remove the boxes that carry all of `labels` and whose owner is gone (or is us). A line for each."""
+    """Remove the boxes that carry all of `labels` and whose owner is gone (or is us). A line for each.
+
+    Hosts out of reach do not keep the others from being looked at; then BoxError
+    ``environment_stop_failed`` names them.
+    """
     said = []
+    failed: dict[Address, BoxError] = {}
     for note in notes():
         has = note.data.get("labels") or {}
         if any(has.get(name) != value for name, value in labels.items()) or owner_lives(note.data):
             continue
-        said.append(_remove_noted(note))
+        if note.address in failed:
+            continue
+        try:
+            said.append(_remove_noted(note))
+        except BoxError as error:
+            failed[note.address] = error
+    if failed:
+        why = "; ".join(f"{address}: {error.message}" for address, error in failed.items())
+        done = f" (removed: {', '.join(said)})" if said else ""
+        raise BoxError("environment_stop_failed", f"boxes are left on {why}{done}")
     return said
 
 

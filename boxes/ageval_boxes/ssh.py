@@ -115,6 +115,7 @@ class SshBox(Box):
         self._path = ""
         self._note: leftovers.Note | None = None
         self._owned = False
+        self._at: Host | None = None
         self._number = 0
         self._processes: set[Process] = set()
         self._transports: set[SshTransport] = set()
@@ -147,26 +148,23 @@ class SshBox(Box):
             given.host, given.user, given.port, key, given.known_hosts, given.host_key, given.connect_timeout
         )
 
-    @property
-    def _host(self) -> Host:
-        return host(self.address)
-
     async def preflight(self) -> None:
         """Refuse a key that is not there, a host out of reach, a wrong host key, a refused login."""
-        at = self._host
+        at = host(self.address)
         await in_thread(lambda: at.release(at.open("exit 0", script=True)))
 
     async def start(self) -> None:
         """Make the directories of the box on the host, and remove what earlier boxes left there."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
-        at = self._host
+        address = self.address
+        at = self._at = host(address)
         self._state = "started"
         if asked := sorted({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)):
             self.warnings.append(f"ssh boxes do not enforce {', '.join(asked)}")
         self.spec.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owned = True
-        note = self._note = leftovers.Note.new(self._id, self.spec.labels, self.address)
+        note = self._note = leftovers.Note.new(self._id, self.spec.labels, address)
         # Before the directory exists: what has no note would never be found again.
         note.write(parent=self.options.root or "")
         marker = json.dumps({name: value for name, value in note.data.items() if name != "address"})
@@ -174,16 +172,16 @@ class SshBox(Box):
         done = await in_thread(lambda: at.run(START, *args))
         if done.code != 0:
             title = "environment_preflight_failed" if done.code == UNUSABLE else "environment_start_failed"
-            raise BoxError(title, f"{self.address}: {done.stderr.strip()[-500:]}")
+            raise BoxError(title, f"{address}: {done.stderr.strip()[-500:]}")
         self._root, self._path = done.stdout.rstrip("\n").rsplit("\n", 1)
         note.write(root=self._root)
-        self.warnings += await in_thread(lambda: leftovers.sweep(self.address))
+        self.warnings += await in_thread(lambda: leftovers.sweep(address))
 
     def _opened(self) -> Host:
-        if self._state != "started" or not self._root:
+        if self._state != "started" or not self._root or self._at is None:
             word = "was stopped" if self._state == "stopped" else "was not started"
             raise BoxError("environment_not_started", f"this box {word}")
-        return self._host
+        return self._at
 
     def visible_path(self, path: str) -> str:
         """Where `path` is on the host."""
@@ -317,7 +315,7 @@ class SshBox(Box):
                 await asyncio.wait({process.exited}, timeout=2.0)
             code = process.exited.result() if process.exited.done() else TIMEOUT_EXIT
             if code is None:
-                raise lost(self.address, f"while {argv[0]} ran")
+                raise lost(process.host.address, f"while {argv[0]} ran")
             await process.drain()
         except BaseException:
             self._abandon(process)
