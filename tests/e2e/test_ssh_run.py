@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,8 @@ async def evaluate(inputs):
 """
 
 
-def test_files_go_both_ways(server: Sshd, tmp_path: Path) -> None:
-    """Files that the agent made can be published at once; what run.py wrote, the next turn finds."""
-    task = tmp_path / "set" / "tasks" / "exchange"
+def make_set(directory: Path, files: dict[str, str]) -> None:
+    task = directory / "tasks" / "exchange"
     for name, text in {
         "../../ageval.yaml": "format: ageval.dataset/1\ndataset_id: e/x\nversion: '1'\n",
         "task.yaml": TASK,
@@ -120,9 +120,42 @@ def test_files_go_both_ways(server: Sshd, tmp_path: Path) -> None:
         "evaluator.py": EVALUATOR,
         "solution/turns.yaml": TURNS,
         "data/data.txt": "seed\n",
+        **files,
     }.items():
         path = task / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def test_files_go_both_ways(server: Sshd, tmp_path: Path) -> None:
+    """Files that the agent made can be published at once; what run.py wrote, the next turn finds."""
+    make_set(tmp_path / "set", {})
     (result,) = run(server, tmp_path / "set", tmp_path, "--agent=oracle").values()
     assert (result["status"], result["score"]) == ("PASS", 1.0), result["output"]
+
+
+def test_a_connection_that_breaks_is_an_error(server: Sshd, tmp_path: Path) -> None:
+    """Neither a FAIL nor a PASS: what the agent did is not known."""
+    files = {
+        "solution/turns.yaml": "solver: [{run: touch here; sleep 1236.1}]\n",
+        "run.py": 'async def run(ctx):\n    await ctx.agent.session("solver").invoke("first")\n',
+        "evaluator.py": 'def evaluate(inputs):\n    return {"status": "FAIL", "score": 0.0}\n',
+    }
+    make_set(tmp_path / "set", files)
+    stopping = threading.Event()
+
+    def cut() -> None:
+        while not stopping.wait(0.1):
+            if any((server.directory / "boxes").glob("*/box/workspace/here")):
+                server.cut()
+                return
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        (result,) = run(server, tmp_path / "set", tmp_path, "--agent=oracle").values()
+    finally:
+        stopping.set()
+        cutter.join()
+    assert (result["status"], result["score"]) == ("ERROR", None), result["output"]
+    assert result["error"]["title"] == "environment_connection_lost", result["error"]
