@@ -239,15 +239,18 @@ class Host:
         self,
         script: str,
         *args: str,
+        container: str | None = None,
         feed: Callable[[Channel], object] | None = None,
         take: Callable[[Channel], object] | None = None,
         timeout: float = 60.0,
     ) -> Done:
         """Run one of our scripts to its end. `feed` writes its stdin, `take` reads its stdout.
 
+        With `container` it runs in that container of the host.
+
         `timeout` is for the silence between two pieces. Raises BoxError ``environment_connection_lost``.
         """
-        channel = self.open(script_command(script, args), script=True)
+        channel = self.open(script_command(script, args, container), script=True)
         errors, output = BoundedStream(), BoundedStream()
         try:
             channel.settimeout(timeout)

@@ -19,7 +19,7 @@ import msgspec
 from ageval_boxes._leftovers import marker, owner_lives
 from ageval_boxes._processes import COOKIE
 from ageval_boxes._ssh_connection import Address, Done, Host, host
-from ageval_boxes._ssh_scripts import LEFT, STOP
+from ageval_boxes._ssh_scripts import DOCKER, LEFT, STOP
 from pytest_ageval.errors import BoxError
 
 
@@ -88,11 +88,22 @@ def notes() -> Iterator[Note]:
 
 def remove(at: Host, note: Note, *, keep: bool = False, timeout: float = 20.0) -> str:
     """End everything of a box and remove its files; says how many processes. Raises BoxError."""
+    if note.data.get("container"):
+        return _remove_container(at, note, keep=keep, timeout=timeout)
     needle = f"{COOKIE}={cookie(note.box_id)}"
     parent = str(note.data.get("parent") or "")
     name = root_name(note.box_id)
     done = at.run(STOP, needle, parent, name, "keep" if keep else "delete", timeout=timeout)
     return f"{len(ended(done))} processes"
+
+
+def _remove_container(at: Host, note: Note, *, keep: bool, timeout: float) -> str:
+    name = root_name(note.box_id)
+    words = ("kill", name) if keep else ("rm", "-f", "-v", name)
+    done = at.run(DOCKER, *words, timeout=timeout)
+    if done.code != 0 and "No such container" not in done.stderr and "is not running" not in done.stderr:
+        raise BoxError("environment_stop_failed", done.stderr.strip()[-500:] or f"exit code {done.code}")
+    return "a container"
 
 
 def ended(done: Done) -> list[str]:

@@ -29,16 +29,20 @@ parent() {
 }
 """
 
+_TOOLS = r"""
+for t in awk cat chmod cut grep head id mkdir mktemp mv rm sleep tar tr; do
+  command -v "$t" >/dev/null 2>&1 || m="$m $t"
+done
+[ -z "$m" ] || { echo "these programs are missing in the box:$m" >&2; exit 20; }
+[ -r /proc/self/stat ] || { echo "there is no /proc; a box needs Linux" >&2; exit 20; }
+"""
+
 #: Makes the directories of a box. $1: parent ("" for the default), $2: name, $3: marker. Prints the
 #: root and the PATH that a login has.
 START = (
     _PARENT
+    + _TOOLS
     + r"""
-for t in awk cat chmod cut grep head id mkdir mktemp mv rm sleep tar tr; do
-  command -v "$t" >/dev/null 2>&1 || m="$m $t"
-done
-[ -z "$m" ] || { echo "these programs are missing on the host:$m" >&2; exit 20; }
-[ -r /proc/self/stat ] || { echo "the host has no /proc; a box needs Linux" >&2; exit 20; }
 parent "$1"
 mkdir -p -m 700 -- "$p" || exit 20
 if [ -z "$1" ]; then
@@ -54,11 +58,27 @@ printf '%s\n%s\n' "$r" "$PATH"
 """
 )
 
+#: Makes the directories of a box in its container. $1: staging. Prints the container's PATH.
+START_INSIDE = (
+    _TOOLS
+    + r"""
+mkdir -m 755 -- /attempt /attempt/workspace /attempt/home /attempt/artifacts || exit 20
+mkdir -p -m 700 -- "$1" || exit 20
+printf '%s\n' "$PATH"
+"""
+)
+
+#: Runs docker with the arguments.
+DOCKER = r"""
+command -v docker >/dev/null 2>&1 || { echo "docker is not installed on the host" >&2; exit 20; }
+exec docker "$@"
+"""
+
 # The parent directory of a path of the box, which links must not have led out of it.
 _INSIDE = r"""
 inside() {
-  b=$1/box e=$1/box/$2
-  [ "$2" = .. ] && { P=$1; return; }
+  e=$1/$2
+  if [ "$2" = .. ]; then P=${1%/*}; P=${P:-/}; return; fi
   while [ ! -d "$e" ]; do
     if [ -e "$e" ] || [ -L "$e" ]; then echo "not a directory of the box: $e" >&2; exit 23; fi
     [ "$3" = create ] || exit 24
@@ -66,8 +86,8 @@ inside() {
   done
   P=$(cd -P -- "$e" 2>/dev/null && pwd -P && echo x) || { echo "cannot enter $e" >&2; exit 23; }
   P=${P%??}
-  case $P/ in "$b"/*) ;; *) echo "a symbolic link leads out of the box: $2" >&2; exit 23 ;; esac
-  f=$1/box/$2
+  case $P/ in "$1"/*) ;; *) echo "a symbolic link leads out of the box: $2" >&2; exit 23 ;; esac
+  f=$1/$2
   [ "$e" = "$f" ] && return
   mkdir -p -- "$f" || exit 22
   P=$(cd -P -- "$f" && pwd -P && echo x) || exit 22
@@ -75,13 +95,13 @@ inside() {
 }
 """
 
-#: Replaces a path by the entry ``x`` of the tar stream on stdin. $1: root, $2: parent, $3: name,
-#: $4: mode of a directory, or "".
+#: Replaces a path by the entry ``x`` of the tar stream on stdin. $1: the box, $2: parent, $3: name,
+#: $4: mode of a directory, or "", $5: a directory on the same file system.
 UPLOAD = (
     _INSIDE
     + r"""
 umask 022
-s=$(mktemp -d "$1/staging/XXXXXX") || exit 21
+s=$(mktemp -d "$5/XXXXXX") || exit 21
 clean() { chmod -R u+rwX -- "$s" 2>/dev/null; rm -rf -- "$s"; }
 trap clean EXIT
 tar -xpof - -C "$s" || exit 21
@@ -96,7 +116,7 @@ mv -- "$s/x" "$t" || exit 22
 """
 )
 
-#: Writes a path to stdout as a tar stream. $1: root, $2: parent (".." for the root), $3: name.
+#: Writes a path to stdout as a tar stream. $1: the box, $2: parent (".." for all of it), $3: name.
 DOWNLOAD = (
     _INSIDE
     + r"""
@@ -183,14 +203,18 @@ fi
 _RUNNER = 'IFS= read -r ageval_line || exit 125; eval "$ageval_line"'
 
 
-def script_command(script: str, args: Sequence[str]) -> str:
-    """The line for a login shell that runs one of the scripts."""
+def script_command(script: str, args: Sequence[str], container: str | None = None) -> str:
+    """The line for a login shell that runs one of the scripts, on the host or in a container."""
     words = " ".join(shlex.quote(word) for word in args)
+    if container is not None:
+        return f"exec docker exec -i -e LC_ALL=C {container} sh -c {shlex.quote(script)} ageval {words}"
     return f'exec env -i PATH="$PATH" HOME="$HOME" LC_ALL=C sh -c {shlex.quote(script)} ageval {words}'
 
 
-def run_command(cookie: str) -> str:
+def run_command(cookie: str, container: str | None = None) -> str:
     """The line for a login shell that runs a command of a box, as the line from `orders` says."""
+    if container is not None:
+        return f"exec docker exec -i -e {COOKIE}={cookie} {container} sh -c {shlex.quote(_RUNNER)}"
     return f'exec env -i PATH="$PATH" {COOKIE}={cookie} sh -c {shlex.quote(_RUNNER)}'
 
 

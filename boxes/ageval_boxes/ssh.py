@@ -1,9 +1,12 @@
-"""The kind ``ssh``: a directory on a host that is reached with ssh.
+"""The kind ``ssh``: a directory on a host that is reached with ssh, or a container there.
 
-``/attempt`` is a directory of the host (`visible_path` says which); commands run as the user who
+Without `image`, ``/attempt`` is a directory of the host (`visible_path` says which); commands run as the user who
 logs in, with nothing but ssh between them and the rest of that host. It keeps attempts apart from
 this machine, its data sets and its credentials; it does not keep attempts of the same user on the
 same host apart from each other. The host needs Linux, ``sh``, coreutils, awk, grep and tar.
+
+With `image` the box is a container of the host's docker, nothing of the host is mounted into it,
+``/attempt`` is real, and the image needs those programs.
 
 Processes are found again by a variable in their environment, by their parents and by their session;
 one that clears its environment, leaves its session and loses its parent can stay.
@@ -20,6 +23,7 @@ import secrets
 import stat
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -31,11 +35,13 @@ from ageval_boxes._processes import COOKIE
 from ageval_boxes._ssh_connection import Address, Done, Host, host, in_thread, lost, start_thread
 from ageval_boxes._ssh_process import Process, SshTransport
 from ageval_boxes._ssh_scripts import (
+    DOCKER,
     DOWNLOAD,
     END,
     MISSING,
     OUTSIDE,
     START,
+    START_INSIDE,
     UNUSABLE,
     UPLOAD,
     orders,
@@ -47,6 +53,7 @@ from pytest_ageval.box import (
     ARTIFACTS,
     EVALUATION,
     HOME,
+    ROOT,
     TIMEOUT_EXIT,
     WORKSPACE,
     BoundedStream,
@@ -63,6 +70,9 @@ __all__ = ["SshBox", "SshOptions"]
 #: Seconds between TERM and KILL when the time of a command is up or the box is quiesced.
 GRACE = 0.5
 
+#: Seconds in which an image must have been pulled.
+PULL_SECONDS = 1800.0
+
 #: Seconds in which a started command must have said so.
 BEGIN_SECONDS = 60.0
 
@@ -78,7 +88,7 @@ class SshOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     usual files in ``~/.ssh`` are tried. The host must prove to be itself: by `known_hosts`, or by
     `host_key` (``SHA256:...`` or a line such as ``ssh-ed25519 AAAA...``). `root` is the directory on
     the host in which boxes are made (default ``/tmp/pytest-ageval-<uid>``). `connect_timeout` is in
-    seconds.
+    seconds. `image`: the box is a container of that image, made with the host's ``docker``.
     """
 
     host: str
@@ -90,6 +100,7 @@ class SshOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     host_key: str | None = None
     root: str | None = None
     connect_timeout: float = 10.0
+    image: str | None = None
 
 
 class SshBox(Box):
@@ -112,6 +123,8 @@ class SshBox(Box):
         self._state: Literal["new", "started", "stopped"] = "new"
         self._id = secrets.token_hex(8)
         self._root = ""
+        self._place = _Place("", "", "")
+        self._container: str | None = None
         self._path = ""
         self._note: leftovers.Note | None = None
         self._owned = False
@@ -124,7 +137,8 @@ class SshBox(Box):
     def describe(cls, options: Mapping[str, Any]) -> str:
         """``ssh (user@host)``."""
         user = f"{options['user']}@" if options.get("user") else ""
-        return f"ssh ({user}{options.get('host', '?')})"
+        image = f", {options['image']}" if options.get("image") else ""
+        return f"ssh ({user}{options.get('host', '?')}{image})"
 
     # -- open ------------------------------------------------------------------------------------
 
@@ -160,22 +174,44 @@ class SshBox(Box):
         address = self.address
         at = self._at = host(address)
         self._state = "started"
-        if asked := sorted({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)):
+        kept = {"cpus", "memory_mb", "pids"} if self.options.image else set()
+        if asked := sorted(({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)) - kept):
             self.warnings.append(f"ssh boxes do not enforce {', '.join(asked)}")
         self.spec.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owned = True
         note = self._note = leftovers.Note.new(self._id, self.spec.labels, address)
         # Before the directory exists: what has no note would never be found again.
-        note.write(parent=self.options.root or "")
+        note.write(parent=self.options.root or "", container=self.options.image is not None)
+        if self.options.image is None:
+            await self._make_directory(at, note)
+        else:
+            await self._make_container(at, note, self.options.image)
+        self.warnings += await in_thread(lambda: leftovers.sweep(address))
+
+    async def _make_directory(self, at: Host, note: leftovers.Note) -> None:
         marker = json.dumps({name: value for name, value in note.data.items() if name != "address"})
         args = (note.data["parent"], leftovers.root_name(self._id), marker)
         done = await in_thread(lambda: at.run(START, *args))
-        if done.code != 0:
-            title = "environment_preflight_failed" if done.code == UNUSABLE else "environment_start_failed"
-            raise BoxError(title, f"{address}: {done.stderr.strip()[-500:]}")
+        _refuse_start(at, done)
         self._root, self._path = done.stdout.rstrip("\n").rsplit("\n", 1)
+        self._place = _Place(f"{self._root}/box", f"{self._root}/staging", f"{self._root}/tmp")
         note.write(root=self._root)
-        self.warnings += await in_thread(lambda: leftovers.sweep(address))
+
+    async def _make_container(self, at: Host, note: leftovers.Note, image: str) -> None:
+        name = leftovers.root_name(self._id)
+        words = ["run", "-d", "--init", "--name", name, "--security-opt", "no-new-privileges"]
+        for label, value in {**self.spec.labels, "ageval.box": self._id}.items():
+            words += ["--label", f"{label}={value}"]
+        limits = {"cpus": "--cpus={}", "memory_mb": "--memory={}m", "pids": "--pids-limit={}"}
+        words += [limits[key].format(value) for key, value in self.spec.resources.items() if key in limits]
+        words += ["--entrypoint", "tail", image, "-f", "/dev/null"]
+        # The image may have to be pulled first; the phase has its own clock.
+        _refuse_start(at, await in_thread(lambda: at.run(DOCKER, *words, timeout=PULL_SECONDS)))
+        place = _Place(ROOT, "/var/tmp/ageval-staging", "/tmp")  # noqa: S108 - the container's own
+        done = await in_thread(lambda: at.run(START_INSIDE, place.staging, container=name))
+        _refuse_start(at, done)
+        self._root, self._path, self._container, self._place = name, done.stdout.strip(), name, place
+        note.write(root=name)
 
     def _opened(self) -> Host:
         if self._state != "started" or not self._root or self._at is None:
@@ -184,9 +220,9 @@ class SshBox(Box):
         return self._at
 
     def visible_path(self, path: str) -> str:
-        """Where `path` is on the host."""
+        """Where `path` is on the host, or in the container."""
         check_path(path)
-        return str(PurePosixPath(self._root, "box", *PurePosixPath(path).parts[2:]))
+        return str(PurePosixPath(self._place.box, *PurePosixPath(path).parts[2:]))
 
     def handle(self) -> dict[str, Any]:
         """Kind, id, address, root and labels, and the owner's pid and boot id."""
@@ -199,7 +235,7 @@ class SshBox(Box):
             "PATH": self._path,
             "LANG": "C.UTF-8",
             "HOME": self.visible_path(HOME),
-            "TMPDIR": f"{self._root}/tmp",  # noqa: S108 - below the box's root
+            "TMPDIR": self._place.tmp,
             "AGEVAL_WORKSPACE": self.visible_path(WORKSPACE),
             "AGEVAL_ARTIFACTS": self.visible_path(ARTIFACTS),
             "AGEVAL_EVALUATION": self.visible_path(EVALUATION),
@@ -232,7 +268,7 @@ class SshBox(Box):
         self._number += 1
         number, mark = self._number, f"ageval-{secrets.token_hex(8)}:"
         line = orders(argv, place, self._environment(env), mark)
-        command = run_command(leftovers.cookie(self._id, number))
+        command = run_command(leftovers.cookie(self._id, number), self._container)
         channel = await in_thread(lambda: at.open(command), undo=at.release)
         process = Process(at, channel, number, mark)
         self._processes.add(process)
@@ -271,7 +307,7 @@ class SshBox(Box):
         def end() -> None:
             # Out of reach: the end of the box looks again, and then `reap`.
             with contextlib.suppress(BoxError):
-                process.host.run(END, *args)
+                process.host.run(END, *args, container=self._container)
 
         start_thread(end)
 
@@ -279,7 +315,9 @@ class SshBox(Box):
         """End all that `process` started, verified. Its runner lives on to tell the exit code."""
         needle = f"{COOKIE}={leftovers.cookie(self._id, process.number)}"
         spare = str(process.pid.result())
-        leftovers.ended(await in_thread(lambda: process.host.run(END, needle, spare, _twentieths(grace))))
+        args = (needle, spare, _twentieths(grace))
+        run = process.host.run
+        leftovers.ended(await in_thread(lambda: run(END, *args, container=self._container)))
 
     async def exec(
         self,
@@ -358,9 +396,10 @@ class SshBox(Box):
         def send(channel: Any) -> None:
             notes.extend(pack(source, "x", _Writer(channel)))
 
+        args = (self._place.box, *self._inner(path), mode, self._place.staging)
         try:
             done = await in_thread(
-                lambda: at.run(UPLOAD, self._root, *_inner(path), mode, feed=send, timeout=120.0)
+                lambda: at.run(UPLOAD, *args, container=self._container, feed=send, timeout=120.0)
             )
         except (OSError, tarfile.TarError) as error:
             raise BoxError("environment_upload_failed", f"{source} to {dest}: {error}") from error
@@ -374,7 +413,8 @@ class SshBox(Box):
         FIFOs, sockets, devices and unreadable files are left out (`warnings`).
         """
         at, path = self._copying(source, service)
-        parent, name = _inner(path)
+        parent, name = self._inner(path)
+        args = (self._place.box, parent, name)
         budget = Budget("environment_download_too_large", self.download_bytes, self.download_files)
         arrived = False
 
@@ -391,7 +431,7 @@ class SshBox(Box):
 
         try:
             done = await in_thread(
-                lambda: at.run(DOWNLOAD, self._root, parent, name, take=take, timeout=120.0)
+                lambda: at.run(DOWNLOAD, *args, container=self._container, take=take, timeout=120.0)
             )
         except OSError as error:
             raise BoxError("environment_download_failed", f"{source}: {error}") from error
@@ -408,6 +448,12 @@ class SshBox(Box):
         at = self._opened()
         return at, check_path(path)
 
+    def _inner(self, path: PurePosixPath) -> tuple[str, str]:
+        """The parent directory and the name of a path of the box, for the scripts."""
+        if len(path.parts) == 2:
+            return "..", PurePosixPath(self._place.box).name
+        return str(PurePosixPath(".", *path.parts[2:-1])), path.name
+
     @staticmethod
     def _check(done: Done, path: str, title: str) -> None:
         if done.code == OUTSIDE:
@@ -423,7 +469,8 @@ class SshBox(Box):
         """Kill everything in the box, verify, and say what was killed."""
         at = self._opened()
         needle = f"{COOKIE}={leftovers.cookie(self._id)}"
-        done = await in_thread(lambda: at.run(END, needle, "", _twentieths(GRACE)))
+        args = (needle, "", _twentieths(GRACE))
+        done = await in_thread(lambda: at.run(END, *args, container=self._container))
         self._let_go()
         return leftovers.ended(done)
 
@@ -471,6 +518,21 @@ class SshBox(Box):
         return leftovers.reap(labels)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Directories of a box: what is its ``/attempt``, where copies are prepared, temporary files."""
+
+    box: str
+    staging: str
+    tmp: str
+
+
+def _refuse_start(at: Host, done: Done) -> None:
+    if done.code != 0:
+        title = "environment_preflight_failed" if done.code == UNUSABLE else "environment_start_failed"
+        raise BoxError(title, f"{at.address}: {done.stderr.strip()[-500:]}")
+
+
 class _Writer:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -501,13 +563,6 @@ async def _twice(work: Callable[[], Awaitable[_T]]) -> _T:
         if error.title != "environment_connection_lost":
             raise
         return await work()
-
-
-def _inner(path: PurePosixPath) -> tuple[str, str]:
-    """The parent directory and the name of a path of the box, for the scripts."""
-    if len(path.parts) == 2:
-        return "..", "box"
-    return str(PurePosixPath(".", *path.parts[2:-1])), path.name
 
 
 def _twentieths(seconds: float) -> str:

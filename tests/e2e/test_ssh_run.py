@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("paramiko")
 
-from tests.support.sshd import MISSING, Sshd, sshd
+from support.sshd import MISSING, Sshd, sshd
 
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
