@@ -1,29 +1,26 @@
 """The kind ``ssh``: a directory on a host that is reached with ssh, or a container there.
 
-Without `image`, ``/attempt`` is a directory of the host (`visible_path` says which); commands run as the user who
-logs in, with nothing but ssh between them and the rest of that host. It keeps attempts apart from
-this machine, its data sets and its credentials; it does not keep attempts of the same user on the
-same host apart from each other. The host needs Linux, ``sh``, coreutils, awk, grep and tar.
+Without `image`, ``/attempt`` is a directory of the host (`visible_path` says which); commands run as
+the user who logs in, with nothing but ssh between them and the rest of that host. It keeps attempts
+apart from this machine, its data sets and its credentials; it does not keep attempts of the same user
+on the same host apart from each other. The host needs Linux, ``sh``, coreutils, awk, grep and tar.
 
 With `image` the box is a container of the host's docker, nothing of the host is mounted into it,
 ``/attempt`` is real, and the image needs those programs.
 
 Processes are found again by a variable in their environment, by their parents and by their session;
-one that clears its environment, leaves its session and loses its parent can stay.
+one that clears its environment, leaves its session and loses its parent can stay until the end of
+its container, and without a container for longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import secrets
-import stat
-import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -32,28 +29,15 @@ import msgspec
 from ageval_boxes import _ssh_leftovers as leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, remove_tree
 from ageval_boxes._processes import COOKIE
-from ageval_boxes._ssh_connection import Address, Done, Host, host, in_thread, lost, start_thread
+from ageval_boxes._ssh_connection import Address, Host, host, in_thread, lost, start_thread
+from ageval_boxes._ssh_place import LIMITS, Place, open_container, open_directory
 from ageval_boxes._ssh_process import Process, SshTransport
-from ageval_boxes._ssh_scripts import (
-    DOCKER,
-    DOWNLOAD,
-    END,
-    MISSING,
-    OUTSIDE,
-    START,
-    START_INSIDE,
-    UNUSABLE,
-    UPLOAD,
-    orders,
-    run_command,
-)
+from ageval_boxes._ssh_scripts import END, orders, run_command
 from ageval_boxes._stdio import Backlog
-from ageval_boxes._tar import pack, unpack
 from pytest_ageval.box import (
     ARTIFACTS,
     EVALUATION,
     HOME,
-    ROOT,
     TIMEOUT_EXIT,
     WORKSPACE,
     BoundedStream,
@@ -69,9 +53,6 @@ __all__ = ["SshBox", "SshOptions"]
 
 #: Seconds between TERM and KILL when the time of a command is up or the box is quiesced.
 GRACE = 0.5
-
-#: Seconds in which an image must have been pulled.
-PULL_SECONDS = 1800.0
 
 #: Seconds in which a started command must have said so.
 BEGIN_SECONDS = 60.0
@@ -122,13 +103,9 @@ class SshBox(Box):
         self.warnings: list[str] = []
         self._state: Literal["new", "started", "stopped"] = "new"
         self._id = secrets.token_hex(8)
-        self._root = ""
-        self._place = _Place("", "", "")
-        self._container: str | None = None
-        self._path = ""
+        self._place: Place | None = None
         self._note: leftovers.Note | None = None
         self._owned = False
-        self._at: Host | None = None
         self._number = 0
         self._processes: set[Process] = set()
         self._transports: set[SshTransport] = set()
@@ -172,9 +149,9 @@ class SshBox(Box):
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
         address = self.address
-        at = self._at = host(address)
+        at = host(address)
         self._state = "started"
-        kept = {"cpus", "memory_mb", "pids"} if self.options.image else set()
+        kept = set(LIMITS) if self.options.image else set()
         if asked := sorted(({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)) - kept):
             self.warnings.append(f"ssh boxes do not enforce {', '.join(asked)}")
         self.spec.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,47 +159,28 @@ class SshBox(Box):
         note = self._note = leftovers.Note.new(self._id, self.spec.labels, address)
         # Before the directory exists: what has no note would never be found again.
         note.write(parent=self.options.root or "", container=self.options.image is not None)
-        if self.options.image is None:
-            await self._make_directory(at, note)
-        else:
-            await self._make_container(at, note, self.options.image)
+        self._place = await in_thread(lambda: self._make(at, note))
+        note.write(root=self._place.root)
         self.warnings += await in_thread(lambda: leftovers.sweep(address))
 
-    async def _make_directory(self, at: Host, note: leftovers.Note) -> None:
-        marker = json.dumps({name: value for name, value in note.data.items() if name != "address"})
-        args = (note.data["parent"], leftovers.root_name(self._id), marker)
-        done = await in_thread(lambda: at.run(START, *args))
-        _refuse_start(at, done)
-        self._root, self._path = done.stdout.rstrip("\n").rsplit("\n", 1)
-        self._place = _Place(f"{self._root}/box", f"{self._root}/staging", f"{self._root}/tmp")
-        note.write(root=self._root)
+    def _make(self, at: Host, note: leftovers.Note) -> Place:
+        if self.options.image is None:
+            return open_directory(at, note)
+        return open_container(at, note, self.options.image, self.spec.labels, self.spec.resources)
 
-    async def _make_container(self, at: Host, note: leftovers.Note, image: str) -> None:
-        name = leftovers.root_name(self._id)
-        words = ["run", "-d", "--init", "--name", name, "--security-opt", "no-new-privileges"]
-        for label, value in {**self.spec.labels, "ageval.box": self._id}.items():
-            words += ["--label", f"{label}={value}"]
-        limits = {"cpus": "--cpus={}", "memory_mb": "--memory={}m", "pids": "--pids-limit={}"}
-        words += [limits[key].format(value) for key, value in self.spec.resources.items() if key in limits]
-        words += ["--entrypoint", "tail", image, "-f", "/dev/null"]
-        # The image may have to be pulled first; the phase has its own clock.
-        _refuse_start(at, await in_thread(lambda: at.run(DOCKER, *words, timeout=PULL_SECONDS)))
-        place = _Place(ROOT, "/var/tmp/ageval-staging", "/tmp")  # noqa: S108 - the container's own
-        done = await in_thread(lambda: at.run(START_INSIDE, place.staging, container=name))
-        _refuse_start(at, done)
-        self._root, self._path, self._container, self._place = name, done.stdout.strip(), name, place
-        note.write(root=name)
-
-    def _opened(self) -> Host:
-        if self._state != "started" or not self._root or self._at is None:
+    @property
+    def _open(self) -> Place:
+        if self._state != "started" or self._place is None:
             word = "was stopped" if self._state == "stopped" else "was not started"
             raise BoxError("environment_not_started", f"this box {word}")
-        return self._at
+        return self._place
 
     def visible_path(self, path: str) -> str:
-        """Where `path` is on the host, or in the container."""
+        """Where `path` is on the host, or in the container. Raises BoxError before the box was started."""
         check_path(path)
-        return str(PurePosixPath(self._place.box, *PurePosixPath(path).parts[2:]))
+        if self._place is None:
+            raise BoxError("environment_not_started", "where this box is will be known when it was started")
+        return self._place.inside(path)
 
     def handle(self) -> dict[str, Any]:
         """Kind, id, address, root and labels, and the owner's pid and boot id."""
@@ -230,15 +188,15 @@ class SshBox(Box):
 
     # -- commands --------------------------------------------------------------------------------
 
-    def _environment(self, extra: Mapping[str, str] | None) -> dict[str, str]:
+    def _environment(self, place: Place, extra: Mapping[str, str] | None) -> dict[str, str]:
         env = {
-            "PATH": self._path,
+            "PATH": place.path,
             "LANG": "C.UTF-8",
-            "HOME": self.visible_path(HOME),
-            "TMPDIR": self._place.tmp,
-            "AGEVAL_WORKSPACE": self.visible_path(WORKSPACE),
-            "AGEVAL_ARTIFACTS": self.visible_path(ARTIFACTS),
-            "AGEVAL_EVALUATION": self.visible_path(EVALUATION),
+            "HOME": place.inside(HOME),
+            "TMPDIR": place.tmp,
+            "AGEVAL_WORKSPACE": place.inside(WORKSPACE),
+            "AGEVAL_ARTIFACTS": place.inside(ARTIFACTS),
+            "AGEVAL_EVALUATION": place.inside(EVALUATION),
             "AGEVAL_ATTEMPT_ID": self.spec.attempt_id,
         }
         for name, value in (extra or {}).items():
@@ -259,18 +217,18 @@ class SshBox(Box):
         stdin: bytes | None,
     ) -> Process:
         """Start `argv`; with `stdin` None it is left open."""
-        at = self._opened()
+        place = self._open
         if user is not None:
             raise BoxError("environment_capability_missing", "ssh boxes have no other users")
         if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
             raise BoxError("environment_exec_invalid", f"{argv!r} is not a command with its arguments")
-        place = self.visible_path(WORKSPACE if cwd is None else cwd)
+        directory = place.inside(WORKSPACE if cwd is None else str(check_path(cwd)))
         self._number += 1
         number, mark = self._number, f"ageval-{secrets.token_hex(8)}:"
-        line = orders(argv, place, self._environment(env), mark)
-        command = run_command(leftovers.cookie(self._id, number), self._container)
-        channel = await in_thread(lambda: at.open(command), undo=at.release)
-        process = Process(at, channel, number, mark)
+        line = orders(argv, directory, self._environment(place, env), mark)
+        command = run_command(leftovers.cookie(self._id, number), place.container)
+        channel = await in_thread(lambda: place.at.open(command), undo=place.at.release)
+        process = Process(place.at, channel, number, mark)
         self._processes.add(process)
         process.pump_stderr(errors)
 
@@ -302,12 +260,14 @@ class SshBox(Box):
     def _abandon(self, process: Process) -> None:
         """End what we cannot wait for any more, in the background, also by a new connection."""
         self._drop(process)
+        place = self._place
+        assert place is not None  # the process was started
         args = (f"{COOKIE}={leftovers.cookie(self._id, process.number)}", "", "0")
 
         def end() -> None:
             # Out of reach: the end of the box looks again, and then `reap`.
             with contextlib.suppress(BoxError):
-                process.host.run(END, *args, container=self._container)
+                place.run(END, *args)
 
         start_thread(end)
 
@@ -316,8 +276,9 @@ class SshBox(Box):
         needle = f"{COOKIE}={leftovers.cookie(self._id, process.number)}"
         spare = str(process.pid.result())
         args = (needle, spare, _twentieths(grace))
-        run = process.host.run
-        leftovers.ended(await in_thread(lambda: run(END, *args, container=self._container)))
+        place = self._place
+        assert place is not None  # the process was started
+        leftovers.ended(await in_thread(lambda: place.run(END, *args)))
 
     async def exec(
         self,
@@ -383,28 +344,11 @@ class SshBox(Box):
 
     async def upload(self, source: Path, dest: str, *, service: str | None = None) -> None:
         """Copy into the box; see `Box.upload`. FIFOs, sockets and devices are left out (`warnings`)."""
-        at, path = self._copying(dest, service)
+        place, path = self._copying(dest, service)
         if len(path.parts) == 2:
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
-        try:
-            info = source.lstat()  # noqa: ASYNC240 - one stat call
-        except OSError as error:
-            raise BoxError("environment_upload_missing", f"{source}: {error}") from error
-        mode = f"{stat.S_IMODE(info.st_mode) & 0o777:o}" if stat.S_ISDIR(info.st_mode) else ""
-        notes: list[str] = []
-
-        def send(channel: Any) -> None:
-            notes.extend(pack(source, "x", _Writer(channel)))
-
-        args = (self._place.box, *self._inner(path), mode, self._place.staging)
-        try:
-            done = await in_thread(
-                lambda: at.run(UPLOAD, *args, container=self._container, feed=send, timeout=120.0)
-            )
-        except (OSError, tarfile.TarError) as error:
-            raise BoxError("environment_upload_failed", f"{source} to {dest}: {error}") from error
-        self._check(done, dest, "environment_upload_failed")
-        self.warnings += [f"upload of {source.name}{note[1:]}" for note in notes]
+        notes = await in_thread(lambda: place.put(source, path))
+        self.warnings += [f"upload of {note}" for note in notes]
 
     async def download(self, source: str, dest: Path, *, service: str | None = None) -> None:
         """Copy out of the box; see `Box.download`. A tree or file replaces `dest`.
@@ -412,65 +356,25 @@ class SshBox(Box):
         BoxError ``environment_download_too_large`` beyond `download_bytes` or `download_files`.
         FIFOs, sockets, devices and unreadable files are left out (`warnings`).
         """
-        at, path = self._copying(source, service)
-        parent, name = self._inner(path)
-        args = (self._place.box, parent, name)
+        place, path = self._copying(source, service)
         budget = Budget("environment_download_too_large", self.download_bytes, self.download_files)
-        arrived = False
+        notes = await in_thread(lambda: place.get(path, dest, budget))
+        self.warnings += [f"download of {note}" for note in notes]
 
-        def take(channel: Any) -> None:
-            nonlocal arrived
-            stream = _Reader(channel)
-            try:
-                arrived = unpack(stream, name, dest, budget)
-            except tarfile.TarError as error:
-                if stream.total:
-                    raise OSError(f"the copy is not whole: {error}") from error
-            while stream.read(65536):  # the padding after the end
-                pass
-
-        try:
-            done = await in_thread(
-                lambda: at.run(DOWNLOAD, *args, container=self._container, take=take, timeout=120.0)
-            )
-        except OSError as error:
-            raise BoxError("environment_download_failed", f"{source}: {error}") from error
-        if done.code in (OUTSIDE, MISSING) or not arrived:
-            self._check(done, source, "environment_download_failed")
-            raise BoxError("environment_download_missing", f"{source}: {'; '.join(budget.notes)}")
-        if done.code != 0:
-            budget.notes += done.stderr.strip().splitlines()[:20]
-        self.warnings += [f"download of {note}" for note in budget.notes]
-
-    def _copying(self, path: str, service: str | None) -> tuple[Host, PurePosixPath]:
+    def _copying(self, path: str, service: str | None) -> tuple[Place, PurePosixPath]:
         if service is not None:
             raise BoxError("environment_capability_missing", "ssh boxes have no services")
-        at = self._opened()
-        return at, check_path(path)
-
-    def _inner(self, path: PurePosixPath) -> tuple[str, str]:
-        """The parent directory and the name of a path of the box, for the scripts."""
-        if len(path.parts) == 2:
-            return "..", PurePosixPath(self._place.box).name
-        return str(PurePosixPath(".", *path.parts[2:-1])), path.name
-
-    @staticmethod
-    def _check(done: Done, path: str, title: str) -> None:
-        if done.code == OUTSIDE:
-            raise BoxError("environment_path_invalid", f"{path}: {done.stderr.strip()[-500:]}")
-        if done.code == MISSING:
-            raise BoxError("environment_download_missing", f"{path} does not exist")
-        if done.code != 0:
-            raise BoxError(title, f"{path}: {done.stderr.strip()[-500:] or done.code}")
+        place = self._open
+        return place, check_path(path)
 
     # -- the end ---------------------------------------------------------------------------------
 
     async def quiesce(self) -> list[str]:
         """Kill everything in the box, verify, and say what was killed."""
-        at = self._opened()
+        place = self._open
         needle = f"{COOKIE}={leftovers.cookie(self._id)}"
         args = (needle, "", _twentieths(GRACE))
-        done = await in_thread(lambda: at.run(END, *args, container=self._container))
+        done = await in_thread(lambda: place.run(END, *args))
         self._let_go()
         return leftovers.ended(done)
 
@@ -506,7 +410,7 @@ class SshBox(Box):
             note.write(orphan=True)
             raise BoxError(
                 "environment_stop_failed",
-                f"{self._root or 'a box'} on {note.address} is still there ({error.message}); it is "
+                f"{note.data.get('root', 'a box')} on {note.address} is still there ({error.message}); it is "
                 "removed when the host is used next, or by: pytest-ageval clean",
             ) from error
         note.forget()
@@ -516,43 +420,6 @@ class SshBox(Box):
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
         """Remove boxes noted on this machine with these labels whose owner is gone (or is us)."""
         return leftovers.reap(labels)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Directories of a box: what is its ``/attempt``, where copies are prepared, temporary files."""
-
-    box: str
-    staging: str
-    tmp: str
-
-
-def _refuse_start(at: Host, done: Done) -> None:
-    if done.code != 0:
-        title = "environment_preflight_failed" if done.code == UNUSABLE else "environment_start_failed"
-        raise BoxError(title, f"{at.address}: {done.stderr.strip()[-500:]}")
-
-
-class _Writer:
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-
-    def write(self, data: bytes) -> int:
-        self._channel.sendall(data)
-        return len(data)
-
-
-class _Reader:
-    """Also counts, so that nothing at all can be told from half of something."""
-
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self.total = 0
-
-    def read(self, size: int) -> bytes:
-        data: bytes = self._channel.recv(size)
-        self.total += len(data)
-        return data
 
 
 async def _twice(work: Callable[[], Awaitable[_T]]) -> _T:

@@ -9,9 +9,10 @@ import pytest
 pytest.register_assert_rewrite("pytest_ageval.testing.box_contract")
 pytest.importorskip("paramiko")
 
+from support.sshd import MISSING, sshd  # noqa: E402
+
 from ageval_boxes.ssh import SshBox  # noqa: E402
 from pytest_ageval.testing.box_contract import BoxContract  # noqa: E402
-from support.sshd import MISSING, sshd  # noqa: E402
 
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 

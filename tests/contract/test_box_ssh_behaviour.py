@@ -17,11 +17,12 @@ import pytest
 
 pytest.importorskip("paramiko")
 
+from support.sshd import MISSING, Sshd, sshd
+
 from ageval_boxes import _ssh_connection, _ssh_leftovers
 from ageval_boxes.ssh import SshBox
 from pytest_ageval.box import WORKSPACE, BoxSpec
 from pytest_ageval.errors import BoxError
-from support.sshd import MISSING, Sshd, sshd
 
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
