@@ -267,8 +267,10 @@ class Host:
                 else:
                     take(channel)
             except (EOFError, OSError) as error:
-                if not channel.closed or not self.alive(channel):
+                # `take` also fails for reasons of this machine, such as a full disk.
+                if isinstance(error, EOFError | TimeoutError) or not self.alive(channel):
                     raise lost(self.address, error) from error
+                raise
             if not channel.status_event.wait(timeout):
                 raise lost(self.address, "no answer")
             reader.join(timeout)

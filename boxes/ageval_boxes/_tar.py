@@ -125,7 +125,7 @@ def _members(
     for member in tar:
         budget.take(files=1)
         parts = _parts(member.name)
-        if not parts or parts[0] != name or ".." in parts:
+        if not parts or parts[0] != name or ".." in parts or member.name.startswith("/"):
             raise BoxError("environment_path_invalid", f"the copy holds {member.name!r}")
         if len(parts) > DEPTH:
             raise BoxError(budget.title, f"{name}: directories nested too deeply")

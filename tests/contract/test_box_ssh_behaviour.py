@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +382,75 @@ def test_boxes_share_a_connection(server: Sshd, tmp_path: Path) -> None:
     at.close()
     asyncio.run(main())
     assert len(at._connections) == 1
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+IMAGE = "ageval-attempt:base"
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+needs_image = pytest.mark.skipif(
+    shutil.which("docker") is None
+    or subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, check=False).returncode
+    != 0,
+    reason=f"needs a docker engine with the image {IMAGE}",
+)
+
+
+@pytest.mark.docker
+@needs_image
+def test_container_has_limits_and_labels_and_goes(server: Sshd, tmp_path: Path) -> None:
+    given = replace(spec(server, tmp_path, image=IMAGE), resources={"memory_mb": 64, "cpus": 1})
+
+    async def body(box: SshBox) -> None:
+        assert box.warnings == []
+        name = box.handle()["root"]
+        memory = await asyncio.to_thread(docker, "inspect", "-f", "{{.HostConfig.Memory}}", name)
+        assert int(memory) == 64 * 1024 * 1024
+        label = '{{index .Config.Labels "ageval.run"}}'
+        assert (
+            await asyncio.to_thread(docker, "inspect", "-f", label, name)
+        ).strip() == f"run-{tmp_path.name}"
+        assert (await box.exec(["cat", str(server.directory / "user")])).exit_code != 0, "the host's files"
+
+    box = SshBox(given)
+    drive(box, body)
+    assert docker("ps", "-aq", "--filter", f"label=ageval.run=run-{tmp_path.name}") == ""
+
+
+@pytest.mark.docker
+@needs_image
+def test_container_of_a_killed_parent_is_reaped(server: Sshd, tmp_path: Path) -> None:
+    labels = {"ageval.run": f"killed-{tmp_path.name}", "ageval.attempt": "a"}
+    options = {**server.options, "image": IMAGE}
+    code = PARENT.format(options=options, work=str(tmp_path / "work"), labels=labels)
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent.stdout as said:
+        assert said.readline() == b"ready\n"
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    (removed,) = SshBox.reap(labels)
+    assert "(a container)" in removed
+    assert docker("ps", "-aq", "--filter", f"label=ageval.run={labels['ageval.run']}") == ""
+
+
+@pytest.mark.docker
+@needs_image
+def test_image_that_does_not_exist(server: Sshd, tmp_path: Path) -> None:
+    """The engine's own words."""
+
+    async def main() -> None:
+        box = SshBox(spec(server, tmp_path, image="localhost:1/no/such:image"))
+        with pytest.raises(BoxError) as found:
+            await box.start()
+        assert found.value.title == "environment_start_failed"
+        assert "localhost:1" in found.value.message
+        await box.stop()
+
+    asyncio.run(main())
+    assert list(_ssh_leftovers.notes()) == []
