@@ -15,6 +15,7 @@ BOXES: Mapping[str, str] = {
     "daytona": "ageval_boxes.daytona:DaytonaBox",
     "e2b": "ageval_boxes.e2b:E2BBox",
     "local": "ageval_boxes.local:LocalBox",
+    "ssh": "ageval_boxes.ssh:SshBox",
 }
 
 EXECUTORS: Mapping[str, str] = {

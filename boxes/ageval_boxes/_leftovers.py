@@ -95,7 +95,8 @@ def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any
                 yield from _markers(inner, levels - 1)
 
 
-def _owner_lives(found: Mapping[str, Any]) -> bool:
+def owner_lives(found: Mapping[str, Any]) -> bool:
+    """The process of this machine that a marker names still runs, and is not us."""
     if found.get("boot_id") != boot_id() or found.get("pid") == os.getpid():
         return False
     owner = read_proc(int(found.get("pid", 0)))
@@ -114,7 +115,7 @@ def reap(labels: Mapping[str, str]) -> list[str]:
         has = found.get("labels")
         if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
             continue
-        if _owner_lives(found):
+        if owner_lives(found):
             continue
         killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
         remove_tree(directory)

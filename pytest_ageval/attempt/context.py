@@ -18,6 +18,7 @@ from pytest_ageval.evidence import EvidenceStore, Redactor, now
 from pytest_ageval.faces import BoxFace
 
 if TYPE_CHECKING:
+    from pytest_ageval.attempt.mirror import Mirror
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
     from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
@@ -85,6 +86,7 @@ class Attempt:
         self.phase = "environment"
         self.clock = PhaseClock(None)
         self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
+        self.mirror: Mirror | None = None
         self.service: AgentService | None = None
         self._verdict: Verdict | None = None
         self._error: AgevalError | None = None
@@ -140,12 +142,25 @@ class Attempt:
         """Note something in the evidence (``facts`` of summary.json)."""
         self.evidence.fact(self.phase, name, detail)
 
-    async def guard_files(self) -> None:
-        """Make the agent's directories safe to read on the host (see `guard`)."""
-        from pytest_ageval.attempt.guard import guard_files
+    async def before_turn(self) -> None:
+        """Bring what run.py changed to the box, where the two share no files."""
+        from pytest_ageval.attempt.mirror import mirror_of
 
-        if not self.writers_stopped:
-            await guard_files(self)
+        mirror = mirror_of(self)
+        if mirror is not None:
+            await mirror.push()
+
+    async def after_turn(self) -> None:
+        """Make the agent's files safe to read on the host, where run.py reads them next."""
+        from pytest_ageval.attempt.guard import guard_files
+        from pytest_ageval.attempt.mirror import mirror_of
+
+        if self.writers_stopped:
+            return
+        mirror = mirror_of(self)
+        if mirror is not None:
+            await mirror.pull()
+        await guard_files(self)
 
     async def slot(self, name: str, value: Any = None) -> Any:
         """Pass `value` through an extension point (for the session service)."""

@@ -11,6 +11,7 @@ from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
+from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, added_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
@@ -40,6 +41,8 @@ async def find_verdict(attempt: Attempt) -> None:
     await slots.call(attempt, "before_evaluate")
     await collect(attempt)
     await materialise(attempt)
+    if (mirror := mirror_of(attempt)) is not None:
+        await mirror.pull()
     inputs = await asyncio.to_thread(evaluator_inputs, attempt)
     try:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)

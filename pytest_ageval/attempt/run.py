@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
-from pytest_ageval.attempt.guard import guard_files
 from pytest_ageval.attempt.harvest import harvest
 from pytest_ageval.attempt.scripts import fault_of, start_run_script
 from pytest_ageval.sessions.service import AgentService
@@ -53,7 +52,7 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
     leftovers += await asyncio.wait_for(attempt.raw_box.quiesce(), SEAL_SECONDS)
     if leftovers:
         attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
-    await guard_files(attempt)
+    await attempt.after_turn()
     attempt.writers_stopped = True
     attempt.evidence.activity.append(
         "phase",

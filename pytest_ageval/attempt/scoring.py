@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.errors import BoxError
 
 if TYPE_CHECKING:
@@ -25,8 +26,13 @@ async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str
         env[variable] = value
     left, asked = attempt.clock.remaining(), payload.get("timeout_sec")
     timeout = min((t for t in (left, asked) if t is not None), default=None)
+    mirror = mirror_of(attempt)
     try:
+        if mirror is not None:
+            await mirror.push()
         done = await attempt.raw_box.exec(list(payload["argv"]), env=env, timeout=timeout)
+        if mirror is not None:
+            await mirror.pull()
     except BoxError as error:
         return _refused(error.title, error.message)
     attempt.fact("evaluate_exec", {"name": name, "exit_code": done.exit_code})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval import portal
+from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.attempt.scoring import scoring_exec
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 def host_workspace(attempt: Attempt) -> Path:
     """The workspace as a directory of the host, where run.py and evaluator.py find it."""
+    mirror = mirror_of(attempt)
+    if mirror is not None:
+        return mirror.directory
     found = attempt.raw_box.host_path(WORKSPACE)
-    if found is None:
-        found = attempt.raw_box.spec.work_dir / "host-workspace"
-        found.mkdir(parents=True, exist_ok=True)
+    assert found is not None  # there is a mirror otherwise
     return found
 
 
 async def start_run_script(attempt: Attempt, service: AgentService) -> Worker:
     """Start run.py; its requests go to `service`."""
+    if (mirror := mirror_of(attempt)) is not None:
+        await mirror.pull()
     return await pool().start(_spec(attempt, "run", Path("run.py"), "run"), service.handle)
 
 

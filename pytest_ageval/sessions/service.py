@@ -142,12 +142,14 @@ class AgentService:
             if refused is not None:
                 return refusal(refused)
             with self._busy(), self.stalls.invoke():
+                works_in_box = session.executor is not None and bool(session.executor.requires_box)
+                if works_in_box:
+                    await self.attempt.before_turn()
                 # An exception from here is a hook's or ours: it ends the script and fails the phase.
                 # As data it would look to run.py like an answer of the agent.
                 reply = await session.invoke(payload)
-        if session.executor is not None and session.executor.requires_box:
-            # run.py reads the workspace next, on the host.
-            await self.attempt.guard_files()
+                if works_in_box:
+                    await self.attempt.after_turn()
         return reply
 
     @contextmanager
@@ -185,7 +187,7 @@ class AgentService:
         session = self.sessions.get(str(payload["session_id"]))
         if session is not None:
             await session.close()
-            await self.attempt.guard_files()
+            await self.attempt.after_turn()
         return {"ok": True}
 
     async def _record_observation(self, payload: Mapping[str, Any]) -> dict[str, Any]:
