@@ -83,7 +83,7 @@ def test_known_failures_are_not_a_place_for_outages_to_hide(demo: DataSet) -> No
 def test_repeating_only_the_errors_gives_fresh_attempts(demo: DataSet) -> None:
     demo.task("fails", FAILING)
     flaky = demo.task("flaky", CRASHING)
-    # Fails until its second attempt; the evaluator runs on the host, so it can count there.
+    # Fails until its second attempt; a trusted evaluator can count on the host.
     (flaky / "evaluator.py").write_text(
         dedent(
             f"""
@@ -98,7 +98,7 @@ def test_repeating_only_the_errors_gives_fresh_attempts(demo: DataSet) -> None:
             """
         )
     )
-    result = demo.pytest("--reruns", "2", "--only-rerun", "ScriptFault|RuntimeError", "-rR")
+    result = demo.pytest("--trust-tasks", "--reruns", "2", "--only-rerun", "ScriptFault|RuntimeError", "-rR")
     result.assert_outcomes(passed=1, failed=1)
     assert result.parseoutcomes()["rerun"] == 1
     statuses = sorted(str(row["status"]) for row in demo.results())
