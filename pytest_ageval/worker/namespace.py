@@ -8,7 +8,8 @@ and the sockets that are open stay as they are. Linux 5.12 or newer (``mount_set
 Like everything that a worker loads, this imports nothing outside the standard library and `prctl`.
 """
 
-# ruff: noqa: PTH - the paths are text on their way to system calls, in a process that must be quick.
+# Paths are text on their way to system calls here, in a process that must be quick.
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH120, PTH211
 
 from __future__ import annotations
 

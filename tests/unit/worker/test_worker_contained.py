@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import pytest
 from test_worker_cost import server_and_workers
@@ -34,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cache.cache_clear()
 
 
-def attempted(bench: Bench, code: str, kind: str = "run", **more: object) -> str:
+def attempted(bench: Bench, code: str, kind: str = "run", **more: Any) -> str:
     """Run `code` in a script of `kind`: ``done`` and its `found`, or the class of the error."""
     source = f"""
 import os, pathlib, subprocess, sys
@@ -124,7 +125,7 @@ def test_other_attempts_and_credentials_of_the_data_set_are_not_there(bench: Ben
     (bench.root / ".env").write_text("KEY=1")
     artifacts = runs / "attempt_1" / "task-artifacts"
     artifacts.mkdir(parents=True)
-    see = {"artifacts": artifacts, "hidden": (runs,)}
+    see: dict[str, Any] = {"artifacts": artifacts, "hidden": (runs,)}
     assert attempted(bench, f"found = os.listdir({str(runs)!r})", **see) == "done ['attempt_1']"
     assert attempted(bench, f"pathlib.Path({str(other)!r}).read_text()", **see) == "FileNotFoundError"
     read = f"found = pathlib.Path({str(bench.root / '.env')!r}).read_text()"
@@ -137,7 +138,7 @@ def test_no_way_back_through_proc(bench: Bench) -> None:
     for name in ("root", "cwd", "environ", "mem", "fd/0"):
         path = f"/proc/{os.getpid()}/{name}"
         assert attempted(bench, f"os.open({path!r}, os.O_RDONLY)") == "PermissionError", name
-    assert attempted(bench, "open('/proc/sysrq-trigger', 'w')") in ("OSError", "PermissionError")
+    assert attempted(bench, "open('/proc/sys/kernel/core_pattern', 'w')") in ("OSError", "PermissionError")
 
 
 def test_what_was_mounted_cannot_be_undone(bench: Bench, home: Path) -> None:
