@@ -56,10 +56,11 @@ class Controller:
         self._one_by_one()
         reporter = self._reporter()
         if reporter is not None and self.config.get_verbosity() >= 0:
-            from pytest_ageval.report.terminal import headline
+            from pytest_ageval.report.terminal import headline, leftovers
 
             reporter.ensure_newline()
-            reporter.write_line(headline(self.config, ids))
+            for line in (headline(self.config, ids), *leftovers()):
+                reporter.write_line(line)
 
     def _collected(self, ids: Sequence[str]) -> None:
         if not has_tasks(ids, self.config.rootpath):

@@ -21,7 +21,7 @@ from ageval_boxes._processes import (
     pid_namespace,
     read_proc,
 )
-from pytest_ageval.box import work_parent
+from pytest_ageval.box import Leftover, work_parent
 from pytest_ageval.errors import BoxError
 
 #: The file in a box's work directory that says whose it is.
@@ -90,7 +90,11 @@ def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any
             yield directory, found
         return
     if levels:
-        for inner in sorted(directory.iterdir()):
+        try:
+            entries = sorted(directory.iterdir())
+        except OSError:  # removed by its owner at this moment, or not ours
+            return
+        for inner in entries:
             if inner.is_dir() and not inner.is_symlink():
                 yield from _markers(inner, levels - 1)
 
@@ -102,6 +106,26 @@ def _owner_lives(found: Mapping[str, Any]) -> bool:
     return owner is not None and owner.alive and owner.start == found.get("start")
 
 
+def find(labels: Mapping[str, str]) -> list[Leftover]:
+    """Boxes that carry all of `labels`. One of this very process counts as left over."""
+    return [left for left, _directory, _found in _matching(labels)]
+
+
+def _matching(labels: Mapping[str, str]) -> Iterator[tuple[Leftover, Path, dict[str, Any]]]:
+    parent = work_parent()
+    if not parent.is_dir():
+        return
+    for directory, found in list(_markers(parent, _LEVELS)):
+        has = found.get("labels")
+        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
+            continue
+        try:
+            age = time.time() - (directory / MARKER).stat().st_mtime
+        except OSError:
+            continue
+        yield Leftover("local", str(directory), has, age, _owner_lives(found)), directory, found
+
+
 def reap(labels: Mapping[str, str]) -> list[str]:
     """Kill and delete boxes that carry all of `labels`, unless another living process owns them.
 
@@ -110,16 +134,13 @@ def reap(labels: Mapping[str, str]) -> list[str]:
     """
     parent = default_work_parent()
     removed = []
-    for directory, found in list(_markers(parent, _LEVELS)):
-        has = found.get("labels")
-        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
-            continue
-        if _owner_lives(found):
+    for left, directory, found in _matching(labels):
+        if left.alive_owner:
             continue
         killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
         remove_tree(directory)
         _remove_empty(directory.parent, parent)
-        attempt = has.get("ageval.attempt", directory.name)
+        attempt = left.labels.get("ageval.attempt", directory.name)
         removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
     return removed
 

@@ -43,6 +43,27 @@ def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
         return f"ageval: {error.title}: {error.message}"
 
 
+def leftovers() -> list[str]:
+    """A line when killed runs left boxes on this machine. (Other kinds would have to be asked for.)"""
+    from pytest_ageval.box import work_parent
+
+    try:
+        if not any(work_parent().iterdir()):
+            return []
+    except OSError:  # there is no such directory: nothing was ever left
+        return []
+    from pytest_ageval.registry import Registry
+
+    found = [left for left in Registry().box("local").leftovers({}) if not left.alive_owner]
+    if not found:
+        return []
+    boxes = f"{len(found)} left-over box{'es' if len(found) != 1 else ''}"
+    return [
+        f"ageval: {boxes} of killed runs; remove {'them' if len(found) != 1 else 'it'} with: "
+        "pytest-ageval clean"
+    ]
+
+
 def summarize(
     reporter: pytest.TerminalReporter, config: pytest.Config, results: Results, warnings: Results
 ) -> None:
