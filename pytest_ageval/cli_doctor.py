@@ -48,7 +48,7 @@ PYTHONS = ((3, 11), (3, 13))
 USER_NAMESPACES = (
     "allow user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=15000 "
     "(Ubuntu: kernel.apparmor_restrict_unprivileged_userns=0); in a container: "
-    "docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+    "docker run --security-opt seccomp=unconfined"
 )
 
 

@@ -225,7 +225,8 @@ class Executor(abc.ABC):
     def check(cls, options: Mapping[str, Any]) -> str | None:
         """Why an agent with these options cannot be started here, and in a second line the remedy.
 
-        None: nothing is known. For ``pytest-ageval doctor``: synchronous, not in an event loop, a few seconds at most.
+        None: nothing is known. For ``pytest-ageval doctor``: synchronous, not in an event loop, and a
+        few seconds at most.
         """
         return None
 

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from pytest_ageval.worker import prctl
 
 #: What may be done to a place: ``hide`` (an empty directory or file, if there is one), ``tmp`` (an
-#: empty directory that can be written), ``ro`` and ``rw`` (show a place of the host).
-#: A step is ``[what, target, source]``; the source is "" but for ``ro`` and ``rw``.
+#: empty directory that can be written), ``ro`` and ``rw`` (show a place of the host), ``link`` (make a
+#: symbolic link that is not there any more). A step is ``[what, target, source]``; the source of
+#: ``hide`` and ``tmp`` is "".
 Step = Sequence[str]
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -91,9 +92,13 @@ def _mount(steps: Sequence[Step]) -> None:
     _set(_AT_FDCWD, "/", _AT_RECURSIVE, _MountAttributes(_ATTR_RDONLY, 0, _MS_PRIVATE, 0))
     trees |= {step[1]: _tree(step[2]) for step in steps if step[0] == "ro"}
     hidden = []
-    for what, target, _ in steps:
+    for what, target, source in steps:
         if what in ("ro", "rw"):
             _attach(trees[target], target)
+        elif what == "link":
+            if not os.path.lexists(target):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.symlink(source, target)
         elif os.path.isdir(target):
             _tmpfs(target, "mode=1777" if what == "tmp" else "mode=0755")
             hidden += [target] if what == "hide" else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from pytest_ageval.box import work_parent
 
@@ -68,11 +70,12 @@ def plan(spec: ScriptSpec) -> list[Step]:
     steps = list(_of_task(spec.kind, spec.task_root, spec.dataset_root, tuple(spec.hidden)))
     # The evaluator's gold is a copy of its own.
     own = (spec.workspace, spec.artifacts, spec.evaluation)
-    for path in dict.fromkeys(path for path in own if path is not None):
+    for path in dict.fromkeys(path.absolute() for path in own if path is not None):
         # Not resolved itself: what worked in the box may have put a link in its place.
-        real = _real(path.absolute().parent) / path.name
-        targets = {path.absolute(), real}
-        steps += [(len(target.parts), 2, ["rw", str(target), str(real)]) for target in targets]
+        real = _real(path.parent) / path.name
+        steps.append((len(real.parts), 2, ["rw", str(real), str(real)]))
+        if path != real:
+            steps.append((len(path.parts), 3, ["link", str(path), str(real)]))
     return [step for _, _, step in sorted(steps, key=lambda row: row[:2])]
 
 
@@ -87,9 +90,14 @@ def _of_task(
     steps: list[tuple[int, int, Step]] = [
         (len(path.parts), 0, ["tmp" if path in temporary else "hide", str(path), ""]) for path in closed
     ]
-    own = [path for path in (task_root, dataset_root) if path is not None]
-    shown = _shown(own, broad, closed).items()
-    steps += [(len(target.parts), 1, ["ro", str(target), str(source)]) for target, source in shown]
+    own = [path.absolute() for path in (task_root, dataset_root) if path is not None]
+    shown = _shown(own, broad, closed)
+    steps += [(len(path.parts), 1, ["ro", str(path), str(path)]) for path in shown]
+    for path in (*own, *_machine_shows()):
+        # What was reached by a link still is: a virtual environment, a data set.
+        real = _real(path)
+        if path != real and _nearest(path, closed) is not None and not _holds(path, broad):
+            steps.append((len(path.parts), 3, ["link", str(path), str(real)]))
     return tuple(steps)
 
 
@@ -101,6 +109,8 @@ def _closed(kind: str, task_root: Path, dataset_root: Path | None) -> Iterator[P
     if kind == "run":
         yield task_root / "evaluation"
         yield task_root / "solution"
+        # The history of the data set has them as well.
+        yield from (parent / ".git" for parent in task_root.absolute().parents)
 
 
 @functools.cache
@@ -117,13 +127,26 @@ def _machine_shows() -> tuple[Path, ...]:
     found = [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
     found += [Path(text) for text in os.environ.get("PYTHONPATH", "").split(os.pathsep) if text]
     found += [Path(__file__).resolve().parents[1], Path(site.getusersitepackages())]
-    # The packages of an editable installation are where its path entries say.
-    found += [Path(text) for text in sys.path if text and "site-packages" not in text]
+    for directory in site.getsitepackages():
+        found += _installed_elsewhere(Path(directory))
     for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
         if text.startswith("/"):
             found.append(_tool_root(Path(text)))
     found.append(Path("/etc/resolv.conf").resolve())
     return tuple(dict.fromkeys(path.absolute() for path in found if path.exists()))
+
+
+def _installed_elsewhere(packages: Path) -> Iterator[Path]:
+    """Where the code of editable installations is: by their metadata, and by the older path files."""
+    for file in packages.glob("*.dist-info/direct_url.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            given = json.loads(file.read_bytes())
+            if given.get("dir_info", {}).get("editable"):
+                yield Path(unquote(urlsplit(given["url"]).path))
+    for file in packages.glob("*.pth"):
+        with contextlib.suppress(OSError, ValueError):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            yield from (Path(line) for line in lines if line.startswith("/"))
 
 
 def _tool_root(entry: Path) -> Path:
@@ -134,19 +157,17 @@ def _tool_root(entry: Path) -> Path:
     return prefix if whole and prefix not in (home, home / ".local") else entry
 
 
-def _shown(own: Sequence[Path], broad: AbstractSet[Path], closed: AbstractSet[Path]) -> dict[Path, Path]:
-    """Target and source of what is shown although it lies in a place of `closed`."""
-    found: dict[Path, Path] = {}
+def _shown(own: Sequence[Path], broad: AbstractSet[Path], closed: AbstractSet[Path]) -> list[Path]:
+    """What is shown although it lies in a place of `closed`; no links."""
+    found: set[Path] = set()
     for path in (*own, *_machine_shows()):
         real = _real(path)
         inner = _visible_entries(real) if path in own and _holds(real, broad) else ()
-        # A link keeps its name (a virtual environment's), if not every link on the way to it.
-        for target in (real, _real(path.absolute().parent) / path.name, *inner):
+        for target in map(_real, (real, *inner)):
             if not _holds(target, broad) and _nearest(target, closed) is not None:
-                found[target] = _real(target)
-    places = closed | found.keys()
+                found.add(target)
     # What lies in another one is shown with it.
-    return {target: source for target, source in found.items() if _nearest(target, places) in closed}
+    return [target for target in found if _nearest(target, closed | found) in closed]
 
 
 def _visible_entries(directory: Path) -> Iterator[Path]:

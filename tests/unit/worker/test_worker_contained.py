@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -115,6 +116,40 @@ def test_a_data_set_that_is_the_home_directory_shows_no_hidden_file(home: Path) 
     bench = Bench(home)
     code = "found = sorted(os.listdir(given.dataset_root)), (given.task_root / 'run.py').exists()"
     assert attempted(bench, code) == "done (['box', 'tasks'], True)"
+
+
+def test_a_data_set_that_is_reached_by_a_link_hides_the_same(home: Path, tmp_path: Path) -> None:
+    (home / "dataset").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    bench = Bench(home / "dataset")
+    bench.write("lib/helper.py", "VALUE = 42")
+    bench.write("evaluation/gold.txt", "42")
+    assert attempted(bench, "from lib.helper import VALUE; found = VALUE") == "done 42"
+    for root in (home / "dataset", tmp_path / "elsewhere"):
+        code = f"found = pathlib.Path({str(root)!r}, 'tasks/t/evaluation/gold.txt').read_text()"
+        assert attempted(bench, code) == "FileNotFoundError"
+        assert attempted(bench, code, contained=False) == "done 42"
+
+
+def test_history_of_the_data_set_is_not_there(bench: Bench) -> None:
+    (bench.root / ".git").mkdir()
+    (bench.root / ".git" / "objects").touch()
+    assert attempted(bench, f"found = os.listdir({str(bench.root / '.git')!r})") == "done []"
+
+
+def test_packages_that_are_installed_elsewhere_are_there(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, packages = home / "my project", tmp_path / "site-packages"
+    (packages / "mine-1.dist-info").mkdir(parents=True)
+    project.mkdir()
+    note = {"url": project.as_uri(), "dir_info": {"editable": True}}
+    (packages / "mine-1.dist-info" / "direct_url.json").write_text(json.dumps(note))
+    (packages / "older.pth").write_text(f"{home}/older\nimport os\n")
+    assert list(view._installed_elsewhere(packages)) == [project, home / "older"]
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(packages)])
+    spec = Bench(tmp_path).spec("def run(ctx): pass")
+    assert ["ro", str(project), str(project)] in view.plan(spec)
 
 
 def test_other_attempts_and_credentials_of_the_data_set_are_not_there(bench: Bench) -> None:
