@@ -79,7 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Look at everything, and start nothing but ``node --version`` and a probe of namespaces.
+    """Look at everything, and start nothing but ``node --version`` and two probes of namespaces.
 
     Asked for is what the command line, ``AGEVAL_*`` and the ini file here name, as a run would read them.
     """

@@ -415,7 +415,7 @@ class LocalBox(Box):
     @classmethod
     def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
         """Boxes below `work_parent` with these labels; those of this process count as left over."""
-        return _leftovers.find(labels)
+        return _leftovers.find("local", labels)
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:

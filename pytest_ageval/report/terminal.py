@@ -44,7 +44,10 @@ def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
 
 
 def leftovers() -> list[str]:
-    """A line when killed runs left boxes on this machine. (Other kinds would have to be asked for.)"""
+    """A line when killed runs left boxes that have a directory on this machine.
+
+    Only directories are looked at: an engine or a vendor is asked by ``pytest-ageval clean``.
+    """
     from pytest_ageval.box import work_parent
 
     try:
@@ -52,9 +55,9 @@ def leftovers() -> list[str]:
             return []
     except OSError:  # there is no such directory: nothing was ever left
         return []
-    from pytest_ageval.registry import Registry
+    from ageval_boxes import _leftovers
 
-    found = [left for left in Registry().box("local").leftovers({}) if not left.alive_owner]
+    found = [left for left in _leftovers.find(None, {}) if not left.alive_owner]
     if not found:
         return []
     boxes = f"{len(found)} left-over box{'es' if len(found) != 1 else ''}"
