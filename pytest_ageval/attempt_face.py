@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pytest_ageval.faces import BoxFace
 from pytest_ageval.job import Job, running_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pytest_ageval.attempt import Attempt, Outcome
     from pytest_ageval.box import BoxSpec
@@ -112,7 +113,17 @@ class AttemptFace:
                 f"found {type(made).__name__}",
             )
         self._environment = True
-        portal.run(self.raw.environment(made))
+        with self._interruptible():
+            portal.run(self.raw.environment(made))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """pytest makes no report of an interrupt; the engine must know of it all the same."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as error:
+            self.fail(error)
+            raise
 
     def use_executor(self, factory: Any) -> None:
         """Make executors with `factory`, if it is not `make_executor`."""
@@ -121,11 +132,12 @@ class AttemptFace:
 
     def settle(self) -> None:
         """Run, evaluate and record; raise `TaskFailed` when the verdict is FAIL."""
-        try:
-            portal.run(self.raw.run())
-            portal.run(self.raw.evaluate())
-        finally:
-            portal.run(self.raw.record())
+        with self._interruptible():
+            try:
+                portal.run(self.raw.run())
+                portal.run(self.raw.evaluate())
+            finally:
+                portal.run(self.raw.record())
         outcome = self.outcome
         if outcome.status == "FAIL":
             raise TaskFailed(
@@ -141,13 +153,14 @@ class AttemptFace:
         """Tell the engine of an exception from around its phases (a fixture, a time limit)."""
         from pytest_ageval.attempt.context import as_ageval_error
 
-        known = self.raw.error
-        interrupts = isinstance(error, KeyboardInterrupt)
-        if self.raw.settled or isinstance(error, TaskFailed):
-            return
-        # pytest-timeout reaches the engine as a cancellation, which is what a Ctrl-C does too.
-        if known is None or (known.title == "interrupted" and not interrupts):
-            self.raw.error = as_ageval_error(error, self.raw.phase)
+        # pytest-timeout reaches the engine as a cancellation, which is what a Ctrl-C does too; the
+        # engine lets the better known reason take its place.
+        if not self.raw.settled and not isinstance(error, TaskFailed):
+            self.raw.fail(as_ageval_error(error, self.raw.phase))
+
+    def discard(self) -> None:
+        """A fixture gave the item up (a skip): there is nothing to settle."""
+        self.raw.discarded = True
 
     def close(self) -> None:
         """Record what is not recorded, stop everything, write result.json."""
@@ -211,6 +224,8 @@ def fail_message(outcome: Outcome) -> str:
     if checks:
         more = f" and {len(checks) - NAMED_CHECKS} more" if len(checks) > NAMED_CHECKS else ""
         parts.append(f"failed checks: {', '.join(checks[:NAMED_CHECKS])}{more}")
+    if outcome.not_produced:
+        parts.append(f"not produced: {', '.join(outcome.not_produced)}")
     terminal = outcome.terminal or {}
     if terminal.get("kind") == "failed":
         parts.append(f"run.py: {_line(terminal.get('reason') or 'failed')}")

@@ -259,7 +259,9 @@ class TaskFile(_OfDataset, pytest.Module):
             )
         error = self.job.dataset_error(root)
         if error is not None and self.job.first_report(root):
-            raise self.CollectError(str(error))
+            raise self.CollectError(
+                f"{error.file or 'the data set'} is broken; no task of {self._shown(root)} can run\n{error}"
+            )
         return error is None
 
     def _load(self) -> Any:
@@ -292,13 +294,10 @@ class TaskFile(_OfDataset, pytest.Module):
         tags = self.task.tags
         self.extra_keyword_matches.update(tags)
         needs = sorted(self.task.requires)
-        for name in (
-            *(mark_name(tag) for tag in tags),
-            *(mark_name(f"role_{role}") for role in self.task.roles),
-            *(mark_name(f"needs_{capability}") for capability in needs),
-        ):
-            self.job.register_mark(name)
-            self.add_marker(name)
+        for text in (*tags, *(f"role_{role}" for role in self.task.roles), *(f"needs_{n}" for n in needs)):
+            for name in mark_names(text):
+                self.job.register_mark(name)
+                self.add_marker(name)
 
     def _mark_of(self, variant: Variant) -> pytest.MarkDecorator:
         named = {
@@ -386,6 +385,12 @@ def mark_name(text: str) -> str:
     """`text` as the name of a mark: an identifier that means nothing else to pytest."""
     name = re.sub(r"\W", "_", unicodedata.normalize("NFKC", text)) or "_"
     return f"tag_{name}" if name in RESERVED_MARKS or name[0].isdigit() else name
+
+
+def mark_names(text: str) -> list[str]:
+    """`mark_name`, and `text` itself if ``-m`` can read it: ``box_agent`` and ``box-agent``."""
+    name = mark_name(text)
+    return list(dict.fromkeys((name, text))) if re.fullmatch(r"[^\W\d][\w-]*-[\w-]*", text) else [name]
 
 
 def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,12 +18,37 @@ from pytest_ageval.collection import has_tasks
 from pytest_ageval.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
 #: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
 EXIT_FAILS = 8
 EXIT_ERRORS = 9
+
+
+class Failures:
+    """What failed, as ``--ageval-exit=verdict`` tells it apart."""
+
+    def __init__(self) -> None:
+        self.fails = self.errors = self.others = False
+
+    def add(self, data: Mapping[str, Any] | None, is_task: bool) -> None:
+        """Take a failed report; `data` is what it says of the attempt.
+
+        Of a task, all that is not the verdict FAIL is an error: a teardown, a known failure that passed.
+        """
+        if not is_task:
+            self.others = True
+        elif data is not None and data["status"] == "FAIL":
+            self.fails = True
+        else:
+            self.errors = True
+
+    def exit_code(self, code: int) -> int:
+        """`code`, pytest's own, unless only attempts have failed."""
+        if self.others or not (self.fails or self.errors):
+            return code
+        return EXIT_ERRORS if self.errors else EXIT_FAILS
 
 
 class Controller:
@@ -35,7 +60,8 @@ class Controller:
         self.has_tasks = False
         self.results: dict[str, dict[str, Any]] = {}
         self.warnings: dict[str, dict[str, Any]] = {}
-        self.other_failures = False
+        self.unbound: dict[str, list[str]] = {}
+        self.failures = Failures()
         self.usage_error: str | None = None
         self.html_report: Any = None
 
@@ -58,8 +84,10 @@ class Controller:
         if reporter is not None and self.config.get_verbosity() >= 0:
             from pytest_ageval.report.terminal import headline, leftovers
 
-            reporter.ensure_newline()
-            for line in (headline(self.config, ids), *leftovers()):
+            lines = [*filter(None, [headline(self.config, ids)]), *leftovers()]
+            if lines:
+                reporter.ensure_newline()
+            for line in lines:
                 reporter.write_line(line)
 
     def _collected(self, ids: Sequence[str]) -> None:
@@ -97,13 +125,21 @@ class Controller:
         data = getattr(report, "ageval", None)
         if data is not None and report.outcome != "rerun":  # type: ignore[comparison-overlap]
             self.results[report.nodeid] = data
-        elif report.failed and report.nodeid not in self.results:
-            self.other_failures = True
+        unbound = getattr(report, "ageval_unbound", None)
+        if unbound:
+            self.unbound[report.nodeid] = unbound
+        if report.failed:
+            self.failures.add(data, has_tasks([report.nodeid], self.config.rootpath))
         warning = getattr(report, "ageval_cleanup", None)
         if warning:
             self.warnings[report.nodeid] = {"message": warning}
         if getattr(report, "ageval_crash", False):
             self._close_crashed(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A data set that is broken, or another file."""
+        if report.failed:
+            self.failures.add(None, has_tasks([report.nodeid], self.config.rootpath))
 
     def _close_crashed(self, report: pytest.TestReport) -> None:
         """pytest-html waits for the teardown of every test, which a dead worker cannot send."""
@@ -189,17 +225,12 @@ class Controller:
         if self.usage_error is not None:
             sys.stderr.write(f"ERROR: {self.usage_error}\n")
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        elif self.results and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
-            session.exitstatus = self._exit_code(session.exitstatus)
+        elif session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            from pytest_ageval.options import resolve
+
+            if resolve(self.config, "exit")[0] == "verdict":
+                session.exitstatus = self.failures.exit_code(session.exitstatus)
         return result
-
-    def _exit_code(self, code: int) -> int:
-        from pytest_ageval.options import resolve
-
-        if resolve(self.config, "exit")[0] != "verdict" or self.other_failures:
-            return code
-        errors = any(row["status"] == "ERROR" for row in self.results.values())
-        return EXIT_ERRORS if errors else EXIT_FAILS
 
     def _ran_attempts(self) -> bool:
         return self.has_tasks and self._running.is_dir()
@@ -242,10 +273,10 @@ class Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, where the evidence is, and how to repeat the errors."""
-        if self.results:
+        if self.results or self.unbound:
             from pytest_ageval.report.terminal import summarize
 
-            summarize(terminalreporter, self.config, self.results, self.warnings)
+            summarize(terminalreporter, self.config, self.results, self.warnings, self.unbound)
 
     # -- pytest-html -----------------------------------------------------------------------------
 
@@ -253,6 +284,14 @@ class Controller:
     def pytest_html_report_title(self, report: Any) -> None:
         """The report asks for its columns before anything is collected; ours are added later."""
         self.html_report = report
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_summary(self, summary: list[str]) -> None:
+        """The table of the terminal."""
+        if self.results:
+            from pytest_ageval.report import html
+
+            summary.append(html.summary(self.results.values()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: Any, cells: list[str]) -> None:

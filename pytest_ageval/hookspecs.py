@@ -6,7 +6,8 @@ it does not need.
 
 *Chain* hooks pass a value through: write them with ``@pytest.hookimpl(wrapper=True)``, where
 ``yield`` gives the value of the inner ones and what you return travels on. Where the value is None,
-a plain function is enough. *Exclusive* hooks are answered by the first one that does not return None.
+a plain function is enough: every one is called, and what it returns means nothing. *Exclusive* hooks
+are answered by the first one that does not return None.
 
 A hook that raises fails its phase (the attempt is an ERROR), except where it says *fails open*: there
 the exception becomes a warning in the evidence. Hooks run in a worker thread, so they may block.
@@ -47,7 +48,7 @@ def pytest_ageval_executors() -> Mapping[str, type[Executor]]:
 # -- environment phase ---------------------------------------------------------------------------
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_before_environment(attempt: Attempt, value: None) -> None:
     """Chain, None. Before the box starts."""
 
@@ -57,17 +58,17 @@ def pytest_ageval_environment(attempt: Attempt, value: BoxSpec) -> Box | None:
     """Exclusive. Make the (not yet started) box; the default takes the kind named in `value`."""
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_after_environment_ready(attempt: Attempt, value: None) -> None:
     """Chain, None. The box runs and holds the task's ``data/``; agents' runtimes are being prepared."""
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_environment_setup(attempt: Attempt, value: None) -> None:
     """Chain, None. Innermost is the task's own ``environment/setup.sh``."""
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_after_environment(attempt: Attempt, value: None) -> None:
     """Chain, None. The environment phase is about to end."""
 
@@ -75,7 +76,7 @@ def pytest_ageval_after_environment(attempt: Attempt, value: None) -> None:
 # -- run phase -----------------------------------------------------------------------------------
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_before_run(attempt: Attempt, value: None) -> None:
     """Chain, None; fails open. Before run.py starts."""
 
@@ -129,7 +130,7 @@ def pytest_ageval_after_agent_close(attempt: Attempt, value: Mapping[str, Any]) 
     """Chain, dict of session_id, profile_id, executor."""
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_after_run(attempt: Attempt, value: None) -> None:
     """Chain, None; fails open. Writers are stopped and the artifacts are harvested."""
 
@@ -137,7 +138,7 @@ def pytest_ageval_after_run(attempt: Attempt, value: None) -> None:
 # -- evaluate phase ------------------------------------------------------------------------------
 
 
-@pytest.hookspec(firstresult=True)
+@pytest.hookspec
 def pytest_ageval_before_evaluate(attempt: Attempt, value: None) -> None:
     """Chain, None. Before gold goes up."""
 

@@ -237,7 +237,7 @@ class Job:
             hooks=item.ihook,
             registry=self.registry,
             identity=self._identity(item),
-            runs_dir=self.evidence_root(locked.dataset_root) / "runs",
+            runs_dir=self._runs_dir(locked.dataset_root),
             options=self._attempt_options(locked.dataset_root),
         )
 
@@ -268,6 +268,15 @@ class Job:
         base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
         return Path(base) / Path(given).expanduser()
 
+    def _runs_dir(self, dataset_root: Path) -> Path:
+        """Where attempts have their directories. What is made here is kept out of version control."""
+        root = self.evidence_root(dataset_root)
+        ours = root == dataset_root / ".ageval" or not root.exists()
+        if ours and not (root / "runs").exists():
+            (root / "runs").mkdir(parents=True, exist_ok=True)
+            (root / ".gitignore").write_text("# Made by pytest-ageval.\n*\n", encoding="utf-8")
+        return root / "runs"
+
     def loose_box(self, name: str, work_dir: Path) -> BoxFace:
         """A box that belongs to no attempt, for an ordinary test."""
         from pytest_ageval.box import BoxSpec
@@ -294,13 +303,13 @@ class Job:
 
         roots = self._roots(nodeids)
         agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
-        kinds = self.options.boxes or dict.fromkeys(self._default_box(root) for root in roots)
+        kinds = self.options.boxes or dict.fromkeys(filter(None, map(self._default_box, roots)))
         attempts = self.options.attempts
         scripts = view.words(bool(self.option("trust_tasks")))
         places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return (
-            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds))} x {attempts} "
+            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'} x {attempts} "
             f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
             f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
         )
@@ -313,14 +322,22 @@ class Job:
         found = dict.fromkeys(find_dataset_root(self.config.rootpath / file) for file in tasks)
         return [root for root in found if root is not None]
 
-    def _default_box(self, root: Path) -> str:
+    def _default_box(self, root: Path) -> str | None:
+        """None if the data set is broken, which is reported where its tasks are collected."""
         from pytest_ageval.config import load_profiles
 
-        return load_profiles(self.dataset(root), self.options.profiles).environment
+        try:
+            return load_profiles(self.dataset(root), self.options.profiles).environment
+        except ConfigError:
+            return None
 
     def _box_words(self, kind: str) -> str:
         mine = {row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)}
-        return self.registry.box(kind).describe(mine)
+        try:
+            cls = self.registry.box(kind)
+        except ConfigError:  # of a conftest.py that only the workers of a distributed run have read
+            return kind
+        return cls.describe(mine)
 
 
 def worker(config: pytest.Config) -> str:

@@ -63,7 +63,13 @@ class Option:
 
 
 OPTIONS = (
-    Option("agent", ("--agent",), "agent to evaluate, NAME or ROLE=NAME (repeatable)", "list"),
+    Option(
+        "agent",
+        ("--agent",),
+        "agent to evaluate, NAME or ROLE=NAME (repeatable)",
+        "list",
+        metavar="NAME",
+    ),
     Option(
         "model",
         ("--model",),
@@ -71,7 +77,7 @@ OPTIONS = (
         "list",
         metavar="ID",
     ),
-    Option("box", ("--box",), "kind of box: local, docker, ... (repeatable)", "list"),
+    Option("box", ("--box",), "kind of box, such as local (repeatable)", "list", metavar="KIND"),
     Option(
         "box_option",
         ("--box-option",),
@@ -80,7 +86,7 @@ OPTIONS = (
         metavar="NAME=VALUE",
     ),
     Option("attempts", ("--attempts",), "attempts at each task (default 1)", "int", metavar="N"),
-    Option("effort", ("--effort",), "reasoning effort asked of the model"),
+    Option("effort", ("--effort",), "reasoning effort asked of the model", metavar="LEVEL"),
     Option("base_url", ("--base-url",), "address of the model's API", metavar="URL"),
     Option("profiles", ("--profiles",), "profiles.yaml in place of the data set's", metavar="FILE"),
     Option(

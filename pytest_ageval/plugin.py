@@ -6,6 +6,7 @@ Everything heavy (YAML, HTTP, asyncio, the engine) is imported when the first ta
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,6 +110,13 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+def pytest_unconfigure() -> None:
+    """End the event loop, if one was started, while threads can still be."""
+    portal = sys.modules.get("pytest_ageval.portal")
+    if portal is not None:
+        portal.shutdown()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item for each agent, box and attempt."""
     if isinstance(metafunc.definition.parent, collection.TaskFile):
@@ -143,4 +151,4 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
         return ()
     from pytest_ageval.report import terminal
 
-    return (terminal.headline(config, attempts), *terminal.leftovers())
+    return (*filter(None, [terminal.headline(config, attempts)]), *terminal.leftovers())

@@ -3,6 +3,9 @@
 Fixtures, hooks and test bodies are synchronous; boxes, executors and the phases are not. `run` takes
 a coroutine to the loop and waits for it. A Ctrl-C while waiting cancels the coroutine, waits until it
 has cleaned up, and is raised again.
+
+Other people's code runs here (hooks, boxes, executors), so nothing that it raises may end the loop:
+`guard` and `in_thread` turn SystemExit, KeyboardInterrupt and pytest's own outcomes into AgevalError.
 """
 
 from __future__ import annotations
@@ -10,70 +13,104 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from pytest_ageval.errors import AgevalError
+
 T = TypeVar("T")
 
-#: Hooks and blocking SDKs run in threads and may wait for the loop, which may need a thread in turn:
-#: the pool must be larger than the number of attempts that one process holds.
+#: Blocking SDKs run in threads of this pool: more than the attempts that one process holds.
 THREADS = 256
 
 #: Seconds that a cancelled coroutine gets to clean up before `run` gives up on it.
 CANCEL_GRACE = 10.0
 
+
+class _Portal:
+    """The loop, its thread, and what is awaited before it ends."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self.ending = False
+        self.pool = ThreadPoolExecutor(THREADS, "ageval")
+        self.loop.set_default_executor(self.pool)
+        ready = threading.Event()
+        self.thread = threading.Thread(target=self._serve, args=(ready,), name="ageval-loop", daemon=True)
+        self.thread.start()
+        ready.wait()
+
+    def _serve(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(ready.set)
+        while not self.ending:
+            # asyncio raises SystemExit and KeyboardInterrupt of a task out of the loop; all that
+            # waits for the loop would wait for ever.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+
+    def stop(self) -> None:
+        """Close what is open, and end the thread."""
+        if self.ending or not self.thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result(CANCEL_GRACE)
+        self.ending = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(timeout=2)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _close_all(self) -> None:
+        for close in self.closers:
+            with contextlib.suppress(Exception):
+                await close()
+
+
 _lock = threading.Lock()
-_closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-_loop: asyncio.AbstractEventLoop | None = None
-_thread: threading.Thread | None = None
+_portal: _Portal | None = None
+
+
+def _current() -> _Portal:
+    global _portal
+    with _lock:
+        if _portal is None or _portal.ending:
+            _portal = _Portal()
+        return _portal
 
 
 def loop() -> asyncio.AbstractEventLoop:
     """The process's event loop, started on first use."""
-    global _loop, _thread
-    with _lock:
-        if _loop is None or _loop.is_closed():
-            ready = threading.Event()
-            _loop = asyncio.new_event_loop()
-            _loop.set_default_executor(ThreadPoolExecutor(THREADS, "ageval"))
-            _thread = threading.Thread(target=_serve, args=(_loop, ready), name="ageval-loop", daemon=True)
-            _thread.start()
-            ready.wait()
-            atexit.register(_stop)
-        return _loop
-
-
-def _serve(served: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
-    asyncio.set_event_loop(served)
-    served.call_soon(ready.set)
-    served.run_forever()
+    return _current().loop
 
 
 def at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Have `close` awaited on the loop before it ends with the process."""
-    _closers.append(close)
+    """Have `close` awaited on the loop before it ends."""
+    _current().closers.append(close)
 
 
-async def _close_all() -> None:
-    for close in _closers:
-        with contextlib.suppress(Exception):
-            await close()
+def shutdown() -> None:
+    """End the loop and everything that waits for its end. A later use starts a new one."""
+    if _portal is not None:
+        _portal.stop()
 
 
-def _stop() -> None:
-    if _loop is not None and _loop.is_running():
-        with contextlib.suppress(Exception):
-            submit(_close_all()).result(CANCEL_GRACE)
-        _loop.call_soon_threadsafe(_loop.stop)
-    if _thread is not None:
-        _thread.join(timeout=2)
+def _forget() -> None:
+    """A forked child has no thread that runs the loop."""
+    global _portal, _lock
+    _portal, _lock = None, threading.Lock()
+
+
+atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forget)
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Start `coroutine` on the loop; the future is for other threads than the loop's."""
-    return asyncio.run_coroutine_threadsafe(coroutine, loop())
+    return asyncio.run_coroutine_threadsafe(guard(coroutine), loop())
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -81,7 +118,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     Must not be called from the loop's own thread (RuntimeError).
     """
-    if threading.current_thread() is _thread:
+    if _portal is not None and threading.current_thread() is _portal.thread:
         coroutine.close()
         raise RuntimeError("portal.run was called on the event loop itself; await instead")
     future = submit(coroutine)
@@ -108,3 +145,49 @@ def _abandon(future: Future[Any]) -> None:
 
     submit(settle())
     settled.wait(CANCEL_GRACE + 1)
+
+
+async def guard(work: Awaitable[T]) -> T:
+    """Await `work`; what must not reach the event loop becomes AgevalError ``exit_refused``."""
+    try:
+        return await work
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise _refused(error) from error
+
+
+def _refused(error: BaseException) -> AgevalError:
+    """SystemExit, KeyboardInterrupt or an outcome of pytest (``pytest.skip()``), raised where none counts."""
+    return AgevalError("exit_refused", f"{type(error).__name__} was raised: {error}")
+
+
+async def in_thread(function: Callable[..., T], **arguments: Any) -> T:
+    """Call a function of somebody else's in a thread of its own, which does not hold up the exit.
+
+    Not in the pool: a function that never returns would keep the interpreter from ending.
+    """
+    here = asyncio.get_running_loop()
+    done: asyncio.Future[T] = here.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(result)  # type: ignore[arg-type]
+            else:
+                done.set_exception(error)
+
+    def call() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = function(**arguments)
+        except Exception as error:
+            failure = error
+        except BaseException as error:
+            failure = _refused(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            here.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=call, name="ageval-hook", daemon=True).start()
+    return await done

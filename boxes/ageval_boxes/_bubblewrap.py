@@ -179,7 +179,12 @@ class View:
                 entries.append((path, ["--ro-bind", os.devnull, str(path)]))
         entries.append((Path("/tmp"), ["--bind", str(tmp), "/tmp"]))  # noqa: S108
         entries.append((Path("/var/tmp"), ["--bind", str(tmp), "/var/tmp"]))  # noqa: S108
-        entries.append((Path("/attempt"), ["--bind", str(files), "/attempt"]))
+        # One mount for each directory, as it is now: none can be renamed or replaced from inside, and
+        # what comes later (gold) is not there for a process that was left running.
+        entries.append((Path("/attempt"), ["--tmpfs", "/attempt"]))
+        closed += ["--remount-ro", "/attempt"]
+        own = [Path("/attempt", e.name) for e in sorted(files.iterdir()) if not e.is_symlink()]
+        entries += [(inside, ["--bind", str(files / inside.name), str(inside)]) for inside in own]
         # Parents first, so that what is mounted deeper is what counts.
         entries.sort(key=lambda entry: len(entry[0].parts))
         mounts = [word for _path, words in entries for word in words]

@@ -141,7 +141,7 @@ class OracleExecutor(Executor):
         if len(run) < 256 and inside and (self.solution / path).is_file():
             async with _states.setdefault(box, _BoxState()).lock:
                 return await self._script(box, run)
-        return await self._command(box, ["sh", "-c", run])
+        return await self._command(box, ["sh", "-c", run], run)
 
     async def _script(self, box: Box, name: str) -> AgentResult:
         """Run a script of ``solution/`` in the box. The directory is taken away again."""
@@ -150,17 +150,19 @@ class OracleExecutor(Executor):
             path = box.visible_path(f"{SOLUTION}/{name}")
             # Scripts may lack their mode bit in a checkout; bash is preferred, sh is always there.
             run = 'if command -v bash >/dev/null; then exec bash "$0"; else exec sh "$0"; fi'
-            return await self._command(box, ["sh", "-c", run, path])
+            return await self._command(box, ["sh", "-c", run, path], f"solution/{name}")
         finally:
             # Whatever came: the next one in the box must not find the solution.
             await asyncio.shield(self._take_away(box))
 
     async def _take_away(self, box: Box) -> None:
-        done = await box.exec(["rm", "-rf", box.visible_path(SOLUTION)], timeout=60)
+        # The directory itself may be a mount, which stays; what matters is what is in it.
+        script = 'find "$0" -mindepth 1 -delete && { rmdir "$0" 2>/dev/null; true; }'
+        done = await box.exec(["sh", "-c", script, box.visible_path(SOLUTION)], timeout=60)
         if not done.ok:
             raise ExecutorError("oracle_left_behind", f"{SOLUTION} stays in the box: {done.stderr}")
 
-    async def _command(self, box: Box, argv: list[str]) -> AgentResult:
+    async def _command(self, box: Box, argv: list[str], name: str) -> AgentResult:
         env = {"SOLUTION_DIR": box.visible_path(SOLUTION)}
         done = await box.exec(argv, cwd=WORKSPACE, env=env, timeout=self.session.remaining())
         if done.ok:
@@ -174,7 +176,10 @@ class OracleExecutor(Executor):
             status="timeout" if done.timed_out else "crashed",
             infrastructure=True,
             repeatable=False,
-            metadata={"exit_code": done.exit_code, "message": tail},
+            metadata={
+                "exit_code": done.exit_code,
+                "message": f"{name} ended with exit code {done.exit_code}: {tail.strip()}",
+            },
         )
 
     def _said(self, text: str, calls: Sequence[ToolCall] = ()) -> AgentResult:

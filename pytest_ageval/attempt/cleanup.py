@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval import portal
 from pytest_ageval.attempt import slots
-from pytest_ageval.attempt.evaluate import gold_directory
+from pytest_ageval.attempt.guard import AGENTS, drop
 from pytest_ageval.attempt.record import summarize
 from pytest_ageval.box import WORKSPACE
 
@@ -39,9 +40,9 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
         return
     delete = not attempt.options.keep_workspace
     try:
-        await asyncio.wait_for(attempt.raw_box.stop(delete=delete), BOX_SECONDS)
+        await asyncio.wait_for(portal.guard(attempt.raw_box.stop(delete=delete)), BOX_SECONDS)
     except Exception as error:  # whatever it is, the result must still be written
-        attempt.cleanup_warning = f"{type(error).__name__}: {error}"
+        attempt.cleanup_warning = attempt.redactor.text(f"{type(error).__name__}: {error}")
         facts.append({"name": "cleanup_warning", "detail": {"message": attempt.cleanup_warning}})
     else:
         facts.append({"name": "environment_stopped", "detail": {"deleted": delete}})
@@ -51,8 +52,12 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
 
 def keep_workspace(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
     """Say where the box's files are, and take away what was never the agent's."""
-    shutil.rmtree(gold_directory(attempt), ignore_errors=True)
+    kept = {PurePosixPath(name).name for name in AGENTS}
     workspace = attempt.raw_box.host_path(WORKSPACE)
+    for directory in {attempt.raw_box.spec.work_dir, *([workspace.parent] if workspace else [])}:
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.name not in kept and not (workspace and path in workspace.parents):
+                drop(path)
     if workspace is not None and workspace.is_dir():
         attempt.kept_workspace = str(workspace)
         facts.append({"name": "workspace_kept", "detail": {"path": str(workspace)}})
@@ -62,7 +67,8 @@ def settle(attempt: Attempt) -> None:
     """Write the result, unless the attempt was interrupted, and give the evidence away."""
     try:
         summarize(attempt)
-        if attempt.error is None or attempt.error.title != "interrupted":
+        interrupted = attempt.error is not None and attempt.error.title == "interrupted"
+        if not interrupted and not attempt.discarded:
             attempt.evidence.write_result(attempt.outcome.as_dict())
     finally:
         attempt.evidence.close()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pytest_ageval import portal
+
+if TYPE_CHECKING:
+    from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.errors import AgevalError
 
 #: While the clock stands still nobody knows when it will go on; look again this often (seconds).
 POLL = 0.25
@@ -50,11 +56,32 @@ class PhaseClock:
             if self._freezes == 0:
                 self.frozen_seconds += time.monotonic() - self._frozen_at
 
-    async def wait(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for `task` while there is time; False when the time is up first (`task` goes on)."""
+    async def wait(self, task: asyncio.Future[Any], grace: float = 0.0) -> bool:
+        """Wait for `task` while there is time; False when the time is up first (`task` goes on).
+
+        `grace` are seconds beyond it, for work that looks at the clock itself.
+        """
         while not task.done():
             left = self.remaining()
+            if left is not None and grace:
+                left = self.budget - self.elapsed() + grace if self.budget else None
             if left is not None and left <= 0:
                 return False
             await asyncio.wait({task}, timeout=POLL if self.frozen else left)
         return True
+
+
+async def within(
+    attempt: Attempt, work: Coroutine[Any, Any, None], too_long: AgevalError, grace: float = 0.0
+) -> None:
+    """Run `work` inside the phase's budget; raise `too_long` when it is used up."""
+    task = asyncio.ensure_future(portal.guard(work))
+    try:
+        if await attempt.clock.wait(task, grace):
+            task.result()
+            return
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=5)
+    raise too_long

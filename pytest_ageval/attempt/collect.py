@@ -6,7 +6,7 @@ import asyncio
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from pytest_ageval.attempt.harvest import prune
+from pytest_ageval.attempt.harvest import accept
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import BoxError
 
@@ -63,6 +63,10 @@ async def _copy(attempt: Attempt, index: int, row: Collect) -> dict[str, object]
             f"evaluation.collect[{index}]: {path} is not in {row.service or 'the box'}",
             phase="evaluate",
         ) from None
-    if dest.is_dir():
-        await asyncio.to_thread(prune, dest, row.exclude)
+    if not await asyncio.to_thread(accept, attempt, dest, row.exclude):
+        raise BoxError(
+            "environment_collect_missing",
+            f"evaluation.collect[{index}]: {path} is a symbolic link",
+            phase="evaluate",
+        )
     return {"index": index, "path": str(path), "service": row.service, "name": path.name}

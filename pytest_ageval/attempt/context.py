@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from pytest_ageval.registry import Registry
     from pytest_ageval.sessions.service import AgentService
 
-#: Phases as result files and reports name them.
-PHASES = ("environment", "run", "evaluate", "record", "cleanup")
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptOptions:
@@ -36,7 +33,7 @@ class AttemptOptions:
     answers agents that ask. `stall_seconds` is how long a provider that is down is waited for, in
     one invoke. `secret` looks up a credential by the name of its environment variable.
     `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
-    directories and files that neither the box nor the task's scripts may reach.
+    directories and files that a contained script does not see.
     """
 
     keep_workspace: bool = False
@@ -44,8 +41,8 @@ class AttemptOptions:
     permission: PermissionPolicy = "allow"
     stall_seconds: float = 3600.0
     secret: Callable[[str], str | None] = field(default=lambda name: None)
-    hidden: tuple[Path, ...] = ()
     trust_tasks: bool = False
+    hidden: tuple[Path, ...] = ()
 
 
 class Attempt:
@@ -83,20 +80,28 @@ class Attempt:
             run_id=identity.run_id,
         )
         self.started_at = now()
-        self.evidence.write_lock(dict(locked.document))
+        try:
+            self.evidence.write_lock(dict(locked.document))
+        except BaseException:
+            self.evidence.close()
+            raise
         self.phase = "environment"
         self.clock = PhaseClock(None)
         self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
         self.service: AgentService | None = None
-        self.verdict: Verdict | None = None
-        self.error: AgevalError | None = None
+        self._verdict: Verdict | None = None
+        self._error: AgevalError | None = None
+        self._added_metrics: dict[str, Any] = {}
         self.writers_stopped = False
         self.recorded = False
         self.settled = False
+        self.discarded = False
         self.limit: str | None = None
         self.terminal: dict[str, Any] | None = None
         self.flags: list[str] = []
         self.published: dict[str, str] = {}
+        self.not_produced: list[str] = []
+        self.directories: dict[str, tuple[Path, tuple[int, int] | None]] = {}
         self.timing: dict[str, float] = {}
         self.cleanup_warning: str | None = None
         self.summary_extra: dict[str, Any] = {}
@@ -114,6 +119,22 @@ class Attempt:
         return BoxFace(self.raw_box)
 
     @property
+    def verdict(self) -> Verdict | None:
+        """The bound verdict, or None before there is one. It cannot be changed."""
+        return self._verdict
+
+    @property
+    def error(self) -> AgevalError | None:
+        """The first failure that makes the attempt an ERROR, or None."""
+        return self._error
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The verdict's metrics, and those that a hook added under names of its own."""
+        bound = self._verdict.metrics if self._verdict is not None else {}
+        return {**self._added_metrics, **bound}
+
+    @property
     def task_id(self) -> str:
         """The task's id."""
         return self.locked.task_id
@@ -121,6 +142,19 @@ class Attempt:
     def fact(self, name: str, detail: Any = None) -> None:
         """Note something in the evidence (``facts`` of summary.json)."""
         self.evidence.fact(self.phase, name, detail)
+
+    async def guard_files(self) -> None:
+        """Make the agent's directories safe to read on the host (see `guard`)."""
+        from pytest_ageval.attempt.guard import guard_files
+
+        if not self.writers_stopped:
+            await guard_files(self)
+
+    async def slot(self, name: str, value: Any = None) -> Any:
+        """Pass `value` through an extension point (for the session service)."""
+        from pytest_ageval.attempt import slots
+
+        return await slots.call(self, name, value)
 
     # -- the phases ------------------------------------------------------------------------------
 
@@ -194,8 +228,27 @@ class Attempt:
     def _failed(self, phase: str, error: BaseException) -> None:
         found = as_ageval_error(error, phase)
         self.evidence.fact(phase, "phase_failed", found.as_dict())
-        if self.error is None:
-            self.error = found
+        self.fail(found)
+
+    def fail(self, error: AgevalError) -> None:
+        """Make the attempt an ERROR. The first failure counts, but for one that came of an interrupt."""
+        if self._error is None or (self._error.title == "interrupted" and error.title != "interrupted"):
+            self._error = error
+
+    def bind(self, verdict: Verdict) -> None:
+        """Bind the verdict. Once, in the evaluate phase. Raises EvaluatorError."""
+        if self._verdict is not None or self.phase != "evaluate":
+            raise EvaluatorError("verdict_already_bound", f"in the {self.phase} phase")
+        self._verdict = verdict
+
+    def add_metrics(self, added: Mapping[str, Any]) -> None:
+        """Keep what a hook measured, beside the evaluator's own metrics."""
+        self._added_metrics = dict(added)
+
+    @property
+    def work_dirs(self) -> tuple[Path, ...]:
+        """Host directories of the box: a fixture may have made it elsewhere than the engine would."""
+        return () if isinstance(self.raw_box, _NotStarted) else (self.raw_box.spec.work_dir,)
 
     # -- shared state ----------------------------------------------------------------------------
 

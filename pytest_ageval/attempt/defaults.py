@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pytest
+import pluggy
 
 from pytest_ageval import portal
 from pytest_ageval.errors import BoxError
@@ -74,8 +74,11 @@ async def run_evaluator(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
     return await run_evaluator_script(attempt, inputs)
 
 
+hookimpl = pluggy.HookimplMarker("pytest")
+
+
 def _outermost_last(function: Any) -> Any:
-    return pytest.hookimpl(trylast=True)(function)
+    return hookimpl(trylast=True)(function)
 
 
 def _bridge(slot: str) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.clock import within
+from pytest_ageval.attempt.guard import remember_directories
 from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, work_parent
 from pytest_ageval.errors import BoxError
 
@@ -20,16 +20,22 @@ RESOURCES = ("cpus", "memory_mb", "storage_mb", "gpus", "gpu_types", "pids")
 async def environment(attempt: Attempt, box: Box | None) -> None:
     """Open, seed, prepare and set up the box, within the phase's budget."""
     log_attempt(attempt)
-    await slots.call(attempt, "before_environment")
-    ready = box if box is not None else await slots.call(attempt, "environment", box_spec(attempt))
-    if ready is None:
-        raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
-    attempt.raw_box = ready
-    await within(attempt, bring_up(attempt, ready))
+    budget = attempt.clock.budget
+    too_long = BoxError(
+        "environment_timeout",
+        f"the environment was not ready after {budget or 0:g} s (limits.environment_seconds)",
+    )
+    await within(attempt, bring_up(attempt, box), too_long)
 
 
-async def bring_up(attempt: Attempt, box: Box) -> None:
+async def bring_up(attempt: Attempt, box: Box | None) -> None:
     """Start the box and give the task's files, the agents and the hooks their turn."""
+    await slots.call(attempt, "before_environment")
+    if box is None:
+        box = await slots.call(attempt, "environment", box_spec(attempt))
+    if box is None:
+        raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
+    attempt.raw_box = box
     await start(box)
     attempt.fact("environment_started", {"kind": box.kind})
     for warning in getattr(box, "warnings", ()):
@@ -39,6 +45,7 @@ async def bring_up(attempt: Attempt, box: Box) -> None:
     await slots.call(attempt, "after_environment_ready")
     await slots.call(attempt, "environment_setup")
     await slots.call(attempt, "after_environment")
+    remember_directories(attempt)
 
 
 async def start(box: Box) -> None:
@@ -49,23 +56,6 @@ async def start(box: Box) -> None:
     except BoxError as error:
         if error.title != "environment_already_started":
             raise
-
-
-async def within(attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` inside the phase's budget; BoxError ``environment_timeout`` when it is used up."""
-    task = asyncio.ensure_future(work)
-    try:
-        if await attempt.clock.wait(task):
-            task.result()
-            return
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=5)
-    raise BoxError(
-        "environment_timeout",
-        f"the environment was not ready after {attempt.clock.budget:g} s (limits.environment_seconds)",
-    )
 
 
 def box_spec(attempt: Attempt) -> BoxSpec:
@@ -82,7 +72,7 @@ def box_spec(attempt: Attempt) -> BoxSpec:
         options=locked.box.options,
         resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
         labels=attempt.identity.labels,
-        hidden=(locked.dataset_root, attempt.evidence.root.parent, *attempt.options.hidden),
+        hidden=(locked.dataset_root, attempt.evidence.root.parent),
     )
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
 from pytest_ageval.attempt.scripts import host_workspace
-from pytest_ageval.attempt.verdict import Verdict, add_metrics, bind
+from pytest_ageval.attempt.verdict import Verdict, added_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
 from pytest_ageval.errors import AgevalError, EvaluatorError, ExecutorError
 
@@ -19,26 +20,40 @@ if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
 
 
+#: Seconds beyond its limit that the phase gets to end the evaluator and say so.
+GRACE = 10.0
+
+
 async def evaluate(attempt: Attempt) -> None:
-    """Find and bind the verdict. Raises EvaluatorError, BoxError or ScriptFault."""
+    """Find and bind the verdict, within the limit. Raises EvaluatorError, BoxError or ScriptFault."""
     if not attempt.writers_stopped:
         raise EvaluatorError("seal_invariant", "the run phase has not been sealed")
+    budget = attempt.clock.budget or 0
+    too_long = EvaluatorError(
+        "evaluate_timeout", f"the evaluation was not done after {budget:g} s (limits.evaluate_seconds)"
+    )
+    await within(attempt, find_verdict(attempt), too_long, GRACE)
+
+
+async def find_verdict(attempt: Attempt) -> None:
+    """Gold goes up, the evaluator runs, the verdict is bound."""
     await slots.call(attempt, "before_evaluate")
     await collect(attempt)
     await materialise(attempt)
     inputs = await asyncio.to_thread(evaluator_inputs, attempt)
     try:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)
-        attempt.verdict = bind(raw)
+        verdict = bind(raw)
     except AgevalError as error:
         name_missing_artifacts(attempt, error)
         raise
-    attempt.evidence.write_private("verdict.json", attempt.verdict.raw)
-    if attempt.verdict.checks:
-        attempt.evidence.write_checks(attempt.verdict.checks)
-    after = await slots.call(attempt, "after_evaluate", attempt.verdict.raw)
-    add_metrics(attempt.verdict, after)
-    refuse_unfounded_fail(attempt, attempt.verdict)
+    attempt.bind(verdict)
+    attempt.evidence.write_private("verdict.json", verdict.raw)
+    if verdict.checks:
+        attempt.evidence.write_checks(verdict.checks)
+    after = await slots.call(attempt, "after_evaluate", verdict.raw)
+    attempt.add_metrics(added_metrics(verdict, after))
+    refuse_unfounded_fail(attempt, verdict)
 
 
 def refuse_unfounded_fail(attempt: Attempt, verdict: Verdict) -> None:

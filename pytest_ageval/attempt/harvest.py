@@ -37,6 +37,7 @@ async def harvest(attempt: Attempt) -> None:
     if removed:
         attempt.flag("links_to_hidden_files")
         attempt.fact("links_removed", {"links": removed[:50]})
+    attempt.not_produced = missing
     attempt.fact("artifacts_harvested", {"pulled": pulled, "skipped": skipped, "missing": missing})
 
 
@@ -72,15 +73,33 @@ async def _pull(attempt: Attempt, artifact: Artifact, dest: Path) -> bool:
             if error.title in ABSENT:
                 continue
             raise
-        if artifact.kind == "tree":
-            await asyncio.to_thread(prune, dest, artifact.exclude)
-        return True
+        if await asyncio.to_thread(accept, attempt, dest, artifact.exclude):
+            return True
     return False
+
+
+def accept(attempt: Attempt, dest: Path, exclude: Sequence[str]) -> bool:
+    """Make what was fetched safe to look at; False when it is a link itself, which counts as missing.
+
+    Nothing may follow a link before this: an agent decides where its links lead.
+    """
+    if dest.is_symlink():
+        dest.unlink()
+        removed = [dest.name]
+    elif dest.is_dir():
+        removed = remove_outward_links(dest)
+        prune(dest, exclude)
+    else:
+        removed = []
+    if removed:
+        attempt.flag("links_to_hidden_files")
+        attempt.fact("links_removed", {"artifact": dest.name, "links": removed[:50]})
+    return dest.exists()
 
 
 def prune(root: Path, patterns: Sequence[str]) -> None:
     """Remove what matches one of the globs, by name or by path relative to `root`."""
-    if not patterns:
+    if not patterns or root.is_symlink():
         return
     for directory, names, files in os.walk(root, topdown=False, followlinks=False):
         for name in (*names, *files):

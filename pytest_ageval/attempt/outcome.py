@@ -16,9 +16,9 @@ RESULT_SCHEMA = "ageval.result/1"
 class Outcome:
     """One attempt's result. `status` is ERROR unless the evaluator's verdict was bound and counts.
 
-    `limit` names the first ceiling that was reached; `terminal` is what run.py returned; `timing`
-    holds milliseconds by phase; `usage` the summed usage of the run phase; `workspace` is where the
-    box's files are when they were kept.
+    `not_produced` are declared artifacts that the run did not leave. `limit` names the first ceiling
+    that was reached; `terminal` is what run.py returned; `timing` holds milliseconds by phase; `usage`
+    the summed usage of the run phase; `workspace` is where the box's files are when they were kept.
     """
 
     status: Status = "ERROR"
@@ -39,6 +39,7 @@ class Outcome:
     cleanup_warning: str | None = None
     workspace: str | None = None
     flags: Sequence[str] = ()
+    not_produced: Sequence[str] = ()
     attempt_id: str = ""
     evidence_path: str = ""
     dataset_id: str = ""
@@ -67,6 +68,7 @@ class Outcome:
             "cleanup_warning": self.cleanup_warning,
             "workspace": self.workspace,
             "flags": list(self.flags),
+            "not_produced": list(self.not_produced),
             "gold_materialized_at": "evaluate",
             "attempt_id": self.attempt_id,
             "evidence_path": self.evidence_path,

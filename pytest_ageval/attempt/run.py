@@ -6,10 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.guard import guard_files
 from pytest_ageval.attempt.harvest import harvest
-from pytest_ageval.attempt.links import remove_escaping_links
 from pytest_ageval.attempt.scripts import fault_of, start_run_script
-from pytest_ageval.box import WORKSPACE
 from pytest_ageval.sessions.service import AgentService
 
 if TYPE_CHECKING:
@@ -54,13 +53,7 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
     leftovers += await asyncio.wait_for(attempt.raw_box.quiesce(), SEAL_SECONDS)
     if leftovers:
         attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
-    workspace = attempt.raw_box.host_path(WORKSPACE)
-    if workspace is not None:
-        forbidden = (attempt.locked.dataset_root, attempt.evidence.root.parent)
-        removed = await asyncio.to_thread(remove_escaping_links, workspace, forbidden)
-        if removed:
-            attempt.flag("links_to_hidden_files")
-            attempt.fact("links_removed", {"links": removed[:50]})
+    await guard_files(attempt)
     attempt.writers_stopped = True
     attempt.evidence.activity.append(
         "phase",

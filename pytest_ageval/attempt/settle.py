@@ -22,7 +22,7 @@ def outcome(attempt: Attempt) -> Outcome:
         found.score = verdict.score
     found.error = error
     if verdict is not None:
-        found.metrics = verdict.metrics
+        found.metrics = attempt.metrics
         found.checks = verdict.checks
         found.failed_checks = verdict.failed_checks
     return found
@@ -54,6 +54,7 @@ def _known(attempt: Attempt) -> Outcome:
         capabilities=sorted(attempt.raw_box.capabilities),
         cleanup_warning=attempt.cleanup_warning,
         workspace=attempt.kept_workspace,
+        not_produced=attempt.not_produced,
         flags=(*attempt.flags, *_suspicions(last)),
         attempt_id=attempt.identity.attempt_id,
         evidence_path=str(attempt.evidence.root),

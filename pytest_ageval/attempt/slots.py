@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval import portal
 from pytest_ageval.attempt import defaults
+from pytest_ageval.errors import AgevalError
+from pytest_ageval.executor import AgentResult
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -26,6 +29,16 @@ FAIL_OPEN = frozenset(
     }
 )
 
+#: What must come out of a slot, where run.py or the record would otherwise go on with nonsense.
+RESULTS = {
+    "before_agent_invoke": str,
+    "after_agent_invoke": AgentResult,
+    "normalize_agent_result": AgentResult,
+}
+
+#: Seconds for the hooks of a phase that has no limit of its own.
+PATIENCE = {"record": 60.0, "cleanup": 5.0}
+
 
 async def call(attempt: Attempt, slot: str, value: Any = None) -> Any:
     """Pass `value` through the slot and return what comes out."""
@@ -33,13 +46,19 @@ async def call(attempt: Attempt, slot: str, value: Any = None) -> Any:
     if all(implementation.plugin is defaults for implementation in hook.get_hookimpls()):
         return await defaults.innermost(attempt, slot, value)
     try:
-        return await asyncio.to_thread(hook, attempt=attempt, value=value)
+        calling = portal.in_thread(hook, attempt=attempt, value=value)
+        found = await asyncio.wait_for(calling, PATIENCE.get(attempt.phase))
     except Exception as error:
         if slot not in FAIL_OPEN:
             raise
-        attempt.evidence.fact(
-            attempt.phase,
-            "slot_failed_open",
-            {"slot": slot, "error": f"{type(error).__name__}: {error}"},
-        )
+        text = f"{type(error).__name__}: {error}"
+        attempt.evidence.fact(attempt.phase, "slot_failed_open", {"slot": slot, "error": text})
         return value
+    expected = RESULTS.get(slot)
+    if expected is not None and not isinstance(found, expected):
+        raise AgevalError(
+            "plugin_contract",
+            f"pytest_ageval_{slot} must return {expected.__name__}, not {type(found).__name__}; "
+            "a wrapper returns what `yield` gave it",
+        )
+    return found

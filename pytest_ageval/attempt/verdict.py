@@ -13,8 +13,6 @@ from pytest_ageval.errors import EvaluatorError
 #: Characters of a refused value that a message shows.
 SHOWN = 200
 
-ALLOWED = ("status", "score", "metrics", "checks")
-
 
 class Verdict:
     """An evaluator's answer, checked and frozen: nothing after the evaluate phase can change it.
@@ -23,13 +21,19 @@ class Verdict:
     evaluator reported. Keys of the raw answer that we do not know are kept in `raw`.
     """
 
-    __slots__ = ("_raw", "added_metrics", "score", "status")
+    __slots__ = ("_raw", "score", "status")
+
+    status: str
+    score: float | None
+    _raw: Mapping[str, Any]
 
     def __init__(self, status: str, score: float | None, raw: Mapping[str, Any]) -> None:
-        self.status = status
-        self.score = score
-        self._raw = MappingProxyType(copy.deepcopy(dict(raw)))
-        self.added_metrics: dict[str, Any] = {}
+        frozen = MappingProxyType(copy.deepcopy(dict(raw)))
+        for name, value in (("status", status), ("score", score), ("_raw", frozen)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a bound verdict cannot be changed: {name}")
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -38,8 +42,8 @@ class Verdict:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The evaluator's metrics, and those that a hook added under names of its own."""
-        return {**self.added_metrics, **copy.deepcopy(dict(self._raw.get("metrics") or {}))}
+        """The evaluator's metrics."""
+        return copy.deepcopy(dict(self._raw.get("metrics") or {}))
 
     @property
     def checks(self) -> list[dict[str, Any]]:
@@ -118,8 +122,8 @@ def _seen(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
-def add_metrics(verdict: Verdict, after: Any) -> None:
-    """Take what ``after_evaluate`` added: new metrics only. Raises EvaluatorError on anything else."""
+def added_metrics(verdict: Verdict, after: Any) -> dict[str, Any]:
+    """What ``after_evaluate`` added: new metrics only. Raises EvaluatorError on anything else."""
     if not isinstance(after, Mapping):
         raise EvaluatorError(
             "after_evaluate_invalid",
@@ -141,4 +145,4 @@ def add_metrics(verdict: Verdict, after: Any) -> None:
             )
         del added[key]
     _check_finite(added, "metrics")
-    verdict.added_metrics = added
+    return added

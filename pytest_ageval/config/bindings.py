@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SERVICE_OPTIONS = frozenset({"upstream_stall_seconds"})
 #: Kinds of box that the format knows; not all of them need to be installed.
 _BOX_NAMES = frozenset({"local", "docker", "ssh", "e2b", "daytona"})
+#: Executors that call no model. For them one would be a label that says what did not happen.
+_WITHOUT_MODEL = frozenset({"nop", "oracle"})
 #: Where the settings of a model belong that are often written into ``options``.
 _MODEL_OPTIONS = {
     "api": "model.api",
@@ -307,6 +309,13 @@ def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpe
             )
         if table is None:
             return ModelSpec()
+    if profile.executor in _WITHOUT_MODEL:
+        raise origin.error(
+            "model_config",
+            f"the executor {profile.executor} calls no model; found {table.id!r}",
+            f"{at}/id",
+            "leave the model out for this agent",
+        )
     if table.api is not None and table.api not in cls.supported_apis:
         raise origin.error(
             "model_config",

@@ -22,6 +22,7 @@ from pytest_ageval.config.locked import (
     Resolution,
 )
 from pytest_ageval.config.profiles import Profiles, load_profiles
+from pytest_ageval.config.scripts import check_scripts
 from pytest_ageval.config.tasks import TaskDocument, check_active_profile
 from pytest_ageval.config.where import join_pointer, listed
 from pytest_ageval.errors import ConfigError
@@ -59,6 +60,7 @@ def lock_task(
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
     _check_capabilities(task, box, box_class, bounds)
     references = task.references()
+    check_scripts(task)
     _check_evaluate_host(task, profiles, box, references)
     if credentials:
         for bound in bounds.values():
@@ -129,9 +131,11 @@ def _box(
     try:
         cls = registry.box(kind)
     except ConfigError as error:
-        hint = error.hint or "another kind can be chosen with --box"
         if profiles.path is None and not variant.box:
-            hint = "the data set names no box: use --box, or write environment: into profiles.yaml"
+            hint = "use --box KIND, or write a profiles.yaml with environment: KIND beside ageval.yaml"
+            message = f"{error.message} (the default: the data set has no profiles.yaml)"
+            raise ConfigError(error.code, message, hint=hint) from None
+        hint = error.hint or "another kind can be chosen with --box"
         raise source.error(error.code, error.message, "/environment", hint) from None
     options: dict[str, Any] = {}
     if kind == profiles.environment:

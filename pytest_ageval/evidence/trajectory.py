@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,14 +305,11 @@ def _line(row: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> s
     kind = row.get("type")
     if kind == "turn":
         who = row.get("part") or row.get("role")
-        return f"{who}: {clip(str(row.get('content') or '').strip(), _LINE_LIMIT)}"
+        return f"{who}: {clip(str(row.get('content') or '').strip() or '(no text)', _LINE_LIMIT)}"
     if kind == "tool_call":
-        arguments = json.dumps(row.get("args") or {}, ensure_ascii=False, default=str)
         result = results.get(str(row.get("tool_call_id")), {})
-        status = str(result.get("status") or row.get("status") or "no result")
-        status = "ok" if status == "completed" else status
-        output = clip(str(result.get("content") or "").strip(), _LINE_LIMIT // 2)
-        text = f"tool {row.get('function_name')}({clip(arguments, _LINE_LIMIT // 2)}) -> {status}"
+        output = clip(tool_output(result), _LINE_LIMIT // 2)
+        text = tool_words(row, result)
         return f"{text}\n{_indented(output)}" if output else text
     if kind == "permission_decision":
         return f"permission: {row.get('outcome')} {row.get('option_id') or ''}".rstrip()
@@ -320,6 +318,42 @@ def _line(row: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> s
     if kind == "terminal" and not row.get("ok"):
         return f"ended: {row.get('error') or row.get('stop_reason') or 'not ok'}"
     return ""
+
+
+def tool_words(call: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """``tool execute: make test -> ok``: a call in one line, which is cut at the end of the command."""
+    status = str(result.get("status") or call.get("status") or "no result")
+    name = str(call.get("function_name"))
+    what = tool_command(call) or str(call.get("title") or "")
+    if what and what != name:
+        text = f"tool {name}: {_start(what)}"
+    else:
+        text = f"tool {name}({_start(json.dumps(call.get('args') or {}, ensure_ascii=False, default=str))})"
+    return f"{text} -> {'ok' if status == 'completed' else status}"
+
+
+def _start(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _LINE_LIMIT // 2 else f"{flat[: _LINE_LIMIT // 2]}..."
+
+
+def tool_command(call: Mapping[str, Any]) -> str:
+    """The command line of a call that has one, without the shell that it is handed to; else empty."""
+    args = call.get("args") or {}
+    found = args.get("command") or args.get("cmd") or ""
+    if isinstance(found, str):
+        return found
+    words = [str(word) for word in found] if isinstance(found, list) else []
+    shell = len(words) == 3 and words[1] in ("-c", "-lc")
+    return words[2] if shell else shlex.join(words)
+
+
+def tool_output(result: Mapping[str, Any]) -> str:
+    """What a tool gave back, without the fence that some agents put around it."""
+    text = str(result.get("content") or "").strip()
+    head, _, body = text.partition("\n")
+    fenced = head.startswith("```") and body.endswith("```")
+    return body.removesuffix("```").strip() if fenced else text
 
 
 def _indented(text: str) -> str:

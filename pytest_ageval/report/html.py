@@ -1,20 +1,26 @@
-"""pytest-html: columns of an attempt, and its trajectory. Imported when a page is written."""
+"""pytest-html: columns, the table of the summary, links and trajectories. Imported when a page is written."""
 
 from __future__ import annotations
 
 import json
+import os
 from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from pytest_ageval.evidence.trajectory import tool_command, tool_output, tool_words
 from pytest_ageval.report.numbers import count, seconds, tokens, total_seconds
 from pytest_ageval.report.plain import clean
+from pytest_ageval.report.terminal import groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_ageval.attempt_face import AttemptFace
+
+Row = dict[str, Any]
 
 #: What of a trajectory goes into the page: rows, bytes read, characters of a text, and of all.
 ROWS = 400
@@ -22,9 +28,19 @@ READ = 4_000_000
 TEXT = 4000
 WHOLE = 200_000
 
-COLUMNS = {"agscore": "Score", "agent": "Agent", "agtokens": "Tokens", "agtime": "Time"}
+COLUMNS = {"agscore": "Score", "agent": "Agent", "agtokens": "Tokens", "agtime": "Phases' time"}
 
 HEADER = [f'<th class="sortable" data-column-type="{name}">{title}</th>' for name, title in COLUMNS.items()]
+
+#: pytest-html writes in grey. An element has its own colours: the page may have any style sheet.
+_BLOCK = "color:#111;background:#fff;font-size:13px;padding:4px 8px"
+_PRE = (
+    "white-space:pre-wrap;overflow-wrap:anywhere;max-height:30em;overflow:auto;margin:2px 0;padding:6px;"
+    "color:#111;background:#f4f4f4"
+)
+_CELL = "border:1px solid #bbb;padding:4px 8px;text-align:left"
+
+_WHO = {"user": "prompt", "assistant": "answer"}
 
 
 def cells(data: Mapping[str, Any] | None) -> list[str]:
@@ -41,22 +57,47 @@ def cells(data: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def trajectory_extra(face: AttemptFace) -> list[dict[str, Any]]:
-    """The trajectory as an HTML extra of pytest-html; nothing when there is none."""
-    path = face.raw.evidence.layout.trajectory
-    body = _body(path)
-    if not body:
-        return []
-    page = f'<details class="ageval"><summary>Trajectory ({escape(str(path))})</summary>{body}</details>'
-    return [
-        {
-            "name": "Trajectory",
-            "format_type": "html",
-            "content": page,
-            "mime_type": None,
-            "extension": None,
-        }
-    ]
+def summary(results: Iterable[Mapping[str, Any]]) -> str:
+    """The table that the terminal shows, for the top of the page."""
+    head, *lines = groups(results)
+    rows = [_cells("th", head), *(_cells("td", line) for line in lines)]
+    return f'<table class="ageval" style="{_BLOCK}">{"".join(f"<tr>{row}</tr>" for row in rows)}</table>'
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f'<{tag} style="{_CELL}">{escape(text)}</{tag}>' for text in texts)
+
+
+def extras(face: AttemptFace, page: str) -> list[Row]:
+    """The link to the evidence and the trajectory of an attempt, as extras of the page at `page`."""
+    found = [_extra("Evidence", "url", link(face.directory, page))]
+    body = _body(face.raw.evidence.layout.trajectory)
+    if body:
+        content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
+        found.append(_extra("Trajectory", "html", content))
+    return found
+
+
+def _extra(name: str, kind: str, content: str) -> Row:
+    return {
+        "name": name,
+        "format_type": kind,
+        "content": content,
+        "mime_type": None,
+        "extension": None,
+    }
+
+
+def link(directory: Path, page: str) -> str:
+    """`directory` for a link of the page: relative if it lies below the page's, so that both can move."""
+    below = Path(os.path.expandvars(page)).expanduser().absolute().parent
+    try:
+        return quote(f"{directory.absolute().relative_to(below).as_posix()}/")
+    except ValueError:
+        return f"{directory.absolute().as_uri()}/"
+
+
+# -- the trajectory ----------------------------------------------------------------------------------
 
 
 def _body(path: Path) -> str:
@@ -72,7 +113,19 @@ def _body(path: Path) -> str:
 
 
 def _rendered(path: Path) -> Iterator[str]:
-    """One element for each row."""
+    """One element for each row; the result of a tool stands with its call."""
+    rows = list(_rows(path))
+    results = {row.get("tool_call_id"): row for row in rows if row.get("type") == "observation"}
+    called = {row.get("tool_call_id") for row in rows if row.get("type") == "tool_call"}
+    for row in rows:
+        call = row.get("tool_call_id")
+        if row.get("type") == "tool_call":
+            yield _tool(row, results.get(call, {}))
+        elif row.get("type") != "observation" or call not in called:
+            yield _row(row)
+
+
+def _rows(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as stream:
             lines = stream.read(READ).split(b"\n")
@@ -84,24 +137,57 @@ def _rendered(path: Path) -> Iterator[str]:
         except ValueError:  # the last line of what was read, or an empty one
             continue
         if isinstance(row, dict):
-            yield _row(row)
+            yield row
 
 
-def _row(row: Mapping[str, Any]) -> str:
-    title = " ".join(
-        str(row[name]) for name in ("turn_index", "role", "kind", "type", "name") if row.get(name)
+def _tool(call: Row, result: Row) -> str:
+    """``tool execute: make -> ok`` with the command, if the line is not all of it, and what came back."""
+    words, command = tool_words(call, result), tool_command(call)
+    texts = [command] if command not in words else []
+    raw = result.get("raw_output")
+    texts.append(tool_output(result) or (raw if isinstance(raw, str) else ""))
+    rows = [call, result] if result else [call]
+    return _section(call, words, texts, rows)
+
+
+def _row(row: Row) -> str:
+    kind, error = str(row.get("type")), row.get("error")
+    if kind == "turn":
+        words = row.get("part") or _WHO.get(str(row.get("role")), str(row.get("role")))
+        return _section(row, str(words), [str(row.get("content") or "(no text)")])
+    if kind == "permission_decision":
+        return _section(row, f"permission: {row.get('outcome')}", [], [row])
+    if kind == "truncated":
+        return _section(row, f"{row.get('dropped_events')} events left out: too much output", [])
+    if kind == "observation":
+        return _section(row, "result of a tool", [tool_output(row)], [row])
+    what = (
+        f"end: {row.get('stop_reason') or 'not reported'}" if kind == "terminal" else "event of another type"
     )
-    said = next((row[name] for name in ("content", "text", "final_text") if row.get(name)), None)
-    rest = {
-        name: value
-        for name, value in row.items()
-        if name not in ("content", "text", "final_text") and value not in (None, "", [], {})
-    }
-    text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
-    detail = json.dumps(rest, ensure_ascii=False, indent=1)
+    if error:
+        return _section(row, f"error: {error}", [], [row])
+    return f'<div style="color:#555">{_json(f"{_place(row)} · {what}", [row])}</div>'
+
+
+def _section(row: Row, words: str, texts: Iterable[str], raw: Iterable[Row] = ()) -> str:
+    title = escape(clean(f"{_place(row)} · {words}", 600))
+    said = "".join(f'<pre style="{_PRE}">{escape(clean(text, TEXT))}</pre>' for text in texts if text)
+    rows = list(raw)
     return (
-        f"<section><h4>{escape(clean(title, 200))}</h4>"
-        f'<pre style="white-space:pre-wrap">{escape(clean(text, TEXT))}</pre>'
-        f"<details><summary>row</summary><pre>{escape(clean(detail, TEXT))}</pre></details>"
-        "</section>"
+        f'<section><h4 style="margin:8px 0 2px;color:#111">{title}</h4>{said}'
+        f"{_json('JSON', rows) if rows else ''}</section>"
+    )
+
+
+def _place(row: Row) -> str:
+    """``Turn 1 · researcher``."""
+    where = str(row.get("profile_id") or "")
+    return " · ".join(part for part in (f"Turn {row.get('turn_index', '?')}", where) if part)
+
+
+def _json(title: str, rows: Iterable[Row]) -> str:
+    text = "\n".join(json.dumps(row, ensure_ascii=False, indent=1) for row in rows)
+    return (
+        f"<details><summary>{escape(clean(title, 200))}</summary>"
+        f'<pre style="{_PRE}">{escape(clean(text, TEXT))}</pre></details>'
     )

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 from pytest_ageval.attempt_face import FACE, KNOWN, AttemptFace, describe
+from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
+from pytest_ageval.job import Job
 from pytest_ageval.report.plain import clean, cut, plain
 
 #: Characters of the message attribute in JUnit XML, and of the text below it.
@@ -37,12 +39,15 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Tell the engine of foreign exceptions, and set the properties that the report will hold."""
     face = item.stash.get(FACE, None)
     error = None if call.excinfo is None else call.excinfo.value
-    if face is not None and error is not None and not isinstance(error, pytest.skip.Exception):
-        face.fail(error)
+    given_up = isinstance(error, pytest.skip.Exception | pytest.xfail.Exception)
+    if face is not None and error is not None:
+        face.discard() if given_up else face.fail(error)
     # Replaced, not added: a test that is run again has those of its last attempt.
     kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
     # After a set-up that went well there is nothing to tell yet: no verdict is not an ERROR.
-    known = [] if call.when == "setup" and error is None else properties(item, face, error)
+    given_up = given_up or (face is not None and face.raw.discarded)
+    untold = given_up or (call.when == "setup" and error is None)
+    known = [] if untold else properties(item, face, error)
     item.user_properties[:] = [*kept, *known]
 
 
@@ -52,6 +57,10 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     redact = str if face is None else face.raw.redactor.text
     if call.excinfo is not None and not report.skipped:
         _classify(call.excinfo, call.when, report, redact)
+        if face is not None and not isinstance(call.excinfo.value, TaskFailed):
+            _name_evidence(report, face)
+    if report.skipped and face is None and (roles := _unplayed(item)):
+        report.ageval_unbound = roles  # type: ignore[attr-defined]
     if face is not None:
         shown = report.longreprtext
         if redact(shown) != shown:
@@ -70,10 +79,11 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         for name, text in face.raw.tails.items():
             if text.strip():
                 report.sections.append((f"ageval {name}", tail(text)))
-        if item.config.getoption("htmlpath", None):
+        page = item.config.getoption("htmlpath", None)
+        if page:
             from pytest_ageval.report import html
 
-            extra = html.trajectory_extra(face)
+            extra = html.extras(face, page)
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 
@@ -100,6 +110,20 @@ def _classify(
         report.when = "setup"
 
 
+def _name_evidence(report: pytest.TestReport, face: AttemptFace) -> None:
+    """The last line of an ERROR; the message of a FAIL has it already."""
+    trace = getattr(report.longrepr, "reprtraceback", None)
+    if trace is not None and face.directory.is_dir():
+        trace.extraline = f"evidence: {face.directory}"
+
+
+def _unplayed(item: pytest.Item) -> list[str]:
+    """The roles for want of which an item was skipped."""
+    if not isinstance(item, TaskItem) or item.variant.role_agents:
+        return []
+    return list(map(str, Job.of(item.config).unbound_roles(item)))
+
+
 def summary(
     item: pytest.Item, face: AttemptFace | None, error: BaseException | None
 ) -> dict[str, Any] | None:
@@ -124,14 +148,7 @@ def summary(
         attempt_dir=str(face.directory),
         sources=sources(face),
     )
-    for name in (
-        "schema",
-        "evidence_path",
-        "logs",
-        "gold_materialized_at",
-        "task_id",
-        "dataset_id",
-    ):
+    for name in REDUNDANT:
         data.pop(name, None)
     found: dict[str, Any] = plain(face.raw.redactor.value(data))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +13,24 @@ from pytest_ageval.errors import AgevalError
 from pytest_ageval.report.numbers import (
     cost,
     count,
+    interval,
     seconds,
     tokens,
     total,
     total_seconds,
-    wilson,
 )
 
 if TYPE_CHECKING:
     import pytest
 
+#: Options whose file holds the whole run; a part of it must not take its place.
+REPORTS = frozenset(("--html", "--junitxml", "--junit-xml", "--report-log", "--json-report-file", "--csv"))
+
 #: Node ids that a command line may name; more of them go into a file.
 NAMED_IDS = 3
+
+#: Roles that the line about skipped attempts names.
+NAMED_ROLES = 5
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -34,13 +41,17 @@ COLUMNS: tuple[str, ...] = (
 
 
 def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
-    """What is about to run: agents x boxes x attempts, isolation, where the evidence goes."""
+    """What is about to run: agents x boxes x attempts, isolation, where the evidence goes.
+
+    Empty when nothing will, or when that cannot be told: what is wrong is an error of its own.
+    """
     from pytest_ageval.job import Job
 
+    job = Job.of(config)
     try:
-        return f"ageval: {Job.of(config).describe(nodeids)}"
-    except AgevalError as error:  # each attempt will say so itself
-        return f"ageval: {error.title}: {error.message}"
+        return "" if job.usage_error is not None else f"ageval: {job.describe(nodeids)}"
+    except AgevalError:
+        return ""
 
 
 def leftovers() -> list[str]:
@@ -68,12 +79,18 @@ def leftovers() -> list[str]:
 
 
 def summarize(
-    reporter: pytest.TerminalReporter, config: pytest.Config, results: Results, warnings: Results
+    reporter: pytest.TerminalReporter,
+    config: pytest.Config,
+    results: Results,
+    warnings: Results,
+    unbound: Mapping[str, Sequence[str]],
 ) -> None:
-    """Write the summary section."""
+    """Write the summary section. `unbound` are the attempts skipped for want of an agent, with the roles."""
     reporter.section("ageval")
-    for line in table(results.values()):
+    for line in table(results.values()) if results else ():
         reporter.write_line(line)
+    if unbound:
+        reporter.write_line(_unbound_line(unbound))
     for nodeid, row in warnings.items():
         reporter.write_line(f"clean-up warning: {nodeid}: {row['message']}")
     places = sorted({str(Path(d).parent) for r in results.values() if (d := r.get("attempt_dir"))})
@@ -85,13 +102,19 @@ def summarize(
         reporter.write_line(f"repeat the errors: {command}")
 
 
+def _unbound_line(unbound: Mapping[str, Sequence[str]]) -> str:
+    roles = list(dict.fromkeys(role for found in unbound.values() for role in found))
+    more = f" and {len(roles) - NAMED_ROLES} more" if len(roles) > NAMED_ROLES else ""
+    attempts = "1 attempt was" if len(unbound) == 1 else f"{len(unbound)} attempts were"
+    return (
+        f"{attempts} skipped: nobody plays {', '.join(roles[:NAMED_ROLES])}{more}; choose an agent with "
+        "--agent NAME (--agent oracle runs the tasks' solutions), or bind the roles in profiles.yaml"
+    )
+
+
 def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line for each data set, agent, model and box; below it nothing is averaged over."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        who = " / ".join(str(row[name]) for name in ("agent", "model", "box") if row.get(name))
-        groups.setdefault((str(row.get("dataset") or "-"), who or "-"), []).append(row)
-    cells = [COLUMNS, *(_line(*key, groups[key]) for key in sorted(groups))]
+    """`groups` with columns of equal width."""
+    cells = groups(rows)
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     return [
         "  ".join(
@@ -102,11 +125,20 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def groups(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """One line for each data set, agent, model and box, below `COLUMNS`; nothing is averaged over them."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        who = " / ".join(str(row[name]) for name in ("agent", "model", "box") if row.get(name))
+        found.setdefault((str(row.get("dataset") or "-"), who or "-"), []).append(row)
+    return [COLUMNS, *(_line(*key, found[key]) for key in sorted(found))]
+
+
 def _line(dataset: str, who: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     passed = sum(row.get("status") == "PASS" for row in rows)
     failed = sum(row.get("status") == "FAIL" for row in rows)
     scored = passed + failed
-    low, high = wilson(passed, scored)
+    low, high = interval(passed, _scored_attempts(rows))
     scores = [row["score"] for row in rows if row.get("score") is not None]
     return (
         dataset,
@@ -121,6 +153,11 @@ def _line(dataset: str, who: str, rows: Sequence[Mapping[str, Any]]) -> tuple[st
         cost(total((row.get("usage") or {}).get("cost_usd") for row in rows)),
         seconds(total(total_seconds(row) for row in rows)),
     )
+
+
+def _scored_attempts(rows: Iterable[Mapping[str, Any]]) -> list[int]:
+    """For each task, how many of its attempts have a verdict."""
+    return list(Counter(row.get("task") for row in rows if row.get("status") in ("PASS", "FAIL")).values())
 
 
 def rerun_command(config: pytest.Config, nodeids: Sequence[str], place: Path | None) -> str:
@@ -142,14 +179,18 @@ def _from(here: Path, rootpath: Path, nodeid: str) -> str:
 
 
 def _options(config: pytest.Config) -> list[str]:
-    """The command line without what it selected by path."""
+    """The command line without what it selected by path, and without the reports of the whole run."""
     paths = [] if config.args_source != config.ArgsSource.ARGS else list(config.args)
     found = []
-    for argument in config.invocation_params.args:
-        text = str(argument)
-        if text in paths:
+    arguments = map(str, config.invocation_params.args)
+    for text in arguments:
+        name, has_value, _ = text.partition("=")
+        if name in REPORTS:
+            if not has_value:
+                next(arguments, None)
+        elif text in paths:
             paths.remove(text)
-        elif not text.startswith("@"):
+        elif not text.startswith("@") and text != "--self-contained-html":
             found.append(text)
     return found
 

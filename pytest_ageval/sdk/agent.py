@@ -163,7 +163,10 @@ class AgentSession:
         if self._closed:
             raise RuntimeError("session closed")
         if self._turns >= self.max_turns:
-            raise RuntimeError("local max_turns exceeded")
+            raise RuntimeError(
+                f"this session was opened with max_turns={self.max_turns}; raise it in run.py, and "
+                "limits.agent_invocations in task.yaml if need be"
+            )
         self._turns += 1
         return self._turns
 

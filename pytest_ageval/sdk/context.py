@@ -93,6 +93,11 @@ class RunContext:
     agent: Agent = field(default_factory=lambda: Agent(""))
     _closed: bool = field(default=False, repr=False)
     _published: dict[str, Path] = field(default_factory=dict, repr=False)
+    _real_workspace: Path = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Now, before an agent could put a link in the place of its workspace.
+        self._real_workspace = self.workspace_root.resolve()
 
     def close(self) -> None:
         """End the run: nothing can be published any more."""
@@ -174,7 +179,7 @@ class RunContext:
             real = Path(f"/proc/self/fd/{handle}").readlink()
             lexical = Path(os.path.normpath(path))
             inside = lexical.is_relative_to(self.workspace_root)
-            if inside and not real.is_relative_to(self.workspace_root.resolve()):
+            if inside and not real.is_relative_to(self._real_workspace):
                 raise PermissionError(f"{path} leads out of the workspace, to {real}")
             yield file
 

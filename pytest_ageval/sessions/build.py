@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.attempt import slots
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ActivityScope, Event, Session
@@ -35,7 +34,7 @@ def session_for(
     binding = attempt.locked.bindings[role]
 
     async def ask(request: Mapping[str, Any]) -> str | None:
-        answer = await slots.call(attempt, "permission", dict(request))
+        answer = await attempt.slot("permission", dict(request))
         return None if answer is None else str(answer)
 
     return Session(

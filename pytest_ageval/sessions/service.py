@@ -6,17 +6,23 @@ A refusal is data, not an exception: the task sees ``ok: false`` and a token in 
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval import portal
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.executor import AgentResult
 from pytest_ageval.sessions.quota import Quota
 from pytest_ageval.sessions.session import RoleSession
+from pytest_ageval.sessions.stall import Stalls
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.evidence import ActivityLog
+
+#: Answers ``scoring_exec``: an evaluator's command in the box.
+Scoring = Callable[["Attempt", Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 #: Seconds that closing one session may take before its processes are left to the box.
 CLOSE_SECONDS = 10.0
@@ -37,10 +43,17 @@ def refusal(error: str, message: str = "") -> dict[str, Any]:
 class AgentService:
     """The sessions of one phase of one attempt. Judges of the evaluate phase have no quota."""
 
-    def __init__(self, attempt: Attempt, phase: Literal["run", "evaluate"]) -> None:
+    def __init__(
+        self, attempt: Attempt, phase: Literal["run", "evaluate"], scoring: Scoring | None = None
+    ) -> None:
         self.attempt = attempt
         self.phase = phase
         self.sealed = False
+        #: How the last turn ended.
+        self.last: AgentResult | None = None
+        self.stalls = Stalls(lambda: attempt.clock.freeze())
+        self._failures: dict[tuple[str, str | None], AgentResult] = {}
+        self._scoring = scoring
         self.sessions: dict[str, RoleSession] = {}
         limits = attempt.locked.limits
         self.quota = Quota(limits.agent_invocations if phase == "run" else None, limits.agent_concurrency)
@@ -55,10 +68,8 @@ class AgentService:
 
     async def handle(self, op: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one request of the child."""
-        if op == "scoring_exec" and self.phase == "evaluate":
-            from pytest_ageval.attempt.scoring import scoring_exec
-
-            return await scoring_exec(self.attempt, payload)
+        if op == "scoring_exec" and self._scoring is not None:
+            return await self._scoring(self.attempt, payload)
         answer = self._ops.get(op)
         return refusal("unknown_op", op) if answer is None else await answer(payload)
 
@@ -84,8 +95,14 @@ class AgentService:
         if self.sealed:
             return refusal("solver_writers_stopped")
         if role not in self.attempt.locked.bindings:
-            known = ", ".join(sorted(self.attempt.locked.bindings)) or "none"
-            return refusal("unknown_profile", f"no role {role!r} is bound; bound: {known}")
+            # A slip of the task's author, not an answer of an agent: it must not become a score.
+            known = sorted(self.attempt.locked.bindings)
+            close = difflib.get_close_matches(role, known, 1)
+            raise AgevalError(
+                "unknown_profile",
+                f"the task asks for the role {role!r}; task.yaml declares: {', '.join(known) or 'none'}"
+                + (f"; did you mean {close[0]!r}?" if close else ""),
+            )
         if session_id in self.sessions:
             return refusal("session_exists", session_id)
         if payload.get("environment") not in (None, "main"):
@@ -98,34 +115,38 @@ class AgentService:
         self.sessions[session_id] = session
         try:
             await session.open()
-        except Exception as error:  # run.py gets it as data and decides
-            return await self._refuse_open(session, error)
+        except AgevalError as error:  # a refusal: run.py gets it as data and decides
+            self.attempt.fact("agent_open_failed", {"session_id": session_id, **error.as_dict()})
+            await session.close()
+            return refusal(error.title, error.message)
         return {"ok": True, "session_id": session_id}
 
-    async def _refuse_open(self, session: RoleSession, error: Exception) -> dict[str, Any]:
-        title = error.title if isinstance(error, AgevalError) else "agent_open_hook_failed"
-        message = error.message if isinstance(error, AgevalError) else f"{type(error).__name__}: {error}"
-        session.failure = AgentResult(
-            ok=False, error=f"{title}: {message}", infrastructure=True, status="crashed"
-        )
-        self.attempt.fact(
-            "agent_open_failed",
-            {"session_id": session.session_id, "title": title, "message": message},
-        )
-        await session.close()
-        return refusal(title, message)
+    def ended(self, session: RoleSession, result: AgentResult) -> None:
+        """A turn has ended. A later answer for the same role and actor shows that the failure is over."""
+        self.last = result
+        who = (session.role, session.actor)
+        if result.ok:
+            self._failures.pop(who, None)
+        elif result.infrastructure:
+            self._failures[who] = result
 
     async def _invoke(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         session = self.sessions.get(str(payload["session_id"]))
         if session is None:
             return refusal("unknown_session", str(payload["session_id"]))
-        async with self.quota.slots:
+        # The turn before the slot: a turn that waits for its session must not hold up the others.
+        async with session.turns, self.quota.slots:
             refused = self._refuse_invoke(session)
             if refused is not None:
                 return refusal(refused)
-            # An exception from here is a hook's or ours: it ends the script and fails the phase. As
-            # data it would look to run.py like an answer of the agent.
-            return await session.invoke(payload)
+            with self.stalls.invoke():
+                # An exception from here is a hook's or ours: it ends the script and fails the phase.
+                # As data it would look to run.py like an answer of the agent.
+                reply = await session.invoke(payload)
+        if session.executor is not None and session.executor.requires_box:
+            # run.py reads the workspace next, on the host.
+            await self.attempt.guard_files()
+        return reply
 
     def _refuse_invoke(self, session: RoleSession) -> str | None:
         if self.sealed:
@@ -151,6 +172,7 @@ class AgentService:
         session = self.sessions.get(str(payload["session_id"]))
         if session is not None:
             await session.close()
+            await self.attempt.guard_files()
         return {"ok": True}
 
     async def _record_observation(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +209,7 @@ class AgentService:
     async def seal(self) -> None:
         """No further invoke starts; the running ones are cancelled; every session is closed."""
         self.sealed = True
-        closing = [asyncio.ensure_future(session.close()) for session in self.sessions.values()]
+        closing = [asyncio.ensure_future(portal.guard(session.close())) for session in self.sessions.values()]
         if not closing:
             return
         _, pending = await asyncio.wait(closing, timeout=CLOSE_SECONDS)
@@ -199,11 +221,5 @@ class AgentService:
 
     @property
     def failure(self) -> AgentResult | None:
-        """The infrastructure failure of a session that never recovered from it."""
-        return next((s.failure for s in self.sessions.values() if s.failure is not None), None)
-
-    @property
-    def last(self) -> AgentResult | None:
-        """How the last turn of the session that was opened last ended."""
-        ended = [session.last for session in self.sessions.values() if session.last is not None]
-        return ended[-1] if ended else None
+        """The infrastructure failure of a role that never recovered from it."""
+        return next(iter(self._failures.values()), None)

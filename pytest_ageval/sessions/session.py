@@ -7,11 +7,12 @@ import json
 import logging
 import secrets
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.attempt import slots
+from pytest_ageval import portal
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import structured
 from pytest_ageval.executor import AgentResult, Event, Executor, Usage
@@ -42,13 +43,12 @@ class RoleSession:
         self.turn = 0
         self.closed = False
         self.executor: Executor | None = None
-        self.failure: AgentResult | None = None
-        self.last: AgentResult | None = None
+        #: Held for a whole turn: a session has one at a time.
+        self.turns = asyncio.Lock()
         self.records: dict[str, InvocationRecord] = {}
         self._scope = CurrentScope()
         self._record: InvocationRecord | None = None
         self._running: asyncio.Task[AgentResult] | None = None
-        self._turns = asyncio.Lock()
 
     @property
     def info(self) -> dict[str, Any]:
@@ -65,7 +65,19 @@ class RoleSession:
 
     async def open(self) -> None:
         """Make and open the executor. Raises AgevalError."""
-        await slots.call(self.attempt, "before_agent_open", self.info)
+        await self.attempt.slot("before_agent_open", self.info)
+        try:
+            await portal.guard(self._open_executor())
+        except AgevalError as error:
+            failed = AgentResult(
+                ok=False, error=f"{error.title}: {error.message}", infrastructure=True, status="crashed"
+            )
+            self.service.ended(self, failed)
+            raise
+        self._log_open()
+        await self.attempt.slot("after_agent_open", self.info)
+
+    async def _open_executor(self) -> None:
         session = session_for(
             self.attempt,
             self.role,
@@ -78,10 +90,12 @@ class RoleSession:
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
         else:
-            self.executor = await slots.call(self.attempt, "executor", session)
+            self.executor = await self.attempt.slot("executor", session)
         if self.executor is None:
             raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
         await self.executor.open()
+
+    def _log_open(self) -> None:
         self.service.activity.append(
             "session",
             "completed",
@@ -95,7 +109,6 @@ class RoleSession:
                 "native_session_id": getattr(self.executor, "native_session_id", None),
             },
         )
-        await slots.call(self.attempt, "after_agent_open", self.info)
 
     async def close(self) -> None:
         """End the turn that runs, then the executor. Idempotent."""
@@ -106,9 +119,9 @@ class RoleSession:
         if self.executor is None:
             return
         try:
-            await slots.call(self.attempt, "before_agent_close", self.info)
-            await self.executor.close()
-            await slots.call(self.attempt, "after_agent_close", self.info)
+            await self.attempt.slot("before_agent_close", self.info)
+            await portal.guard(self.executor.close())
+            await self.attempt.slot("after_agent_close", self.info)
         except Exception as error:  # the other sessions must still be closed
             self.attempt.fact(
                 "agent_close_failed",
@@ -122,7 +135,7 @@ class RoleSession:
             return
         if self.executor is not None:
             try:
-                await asyncio.wait_for(self.executor.cancel(), CANCEL_GRACE)
+                await asyncio.wait_for(portal.guard(self.executor.cancel()), CANCEL_GRACE)
             except Exception as error:  # the task itself is cancelled next
                 self.attempt.fact(
                     "agent_cancel_failed",
@@ -136,20 +149,19 @@ class RoleSession:
 
     async def invoke(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """One turn, from the prompt to the reply that the task's code sees."""
-        async with self._turns:
-            self.turn += 1
-            request = str(payload.get("request_id") or f"req_{self.session_id}_turn_{self.turn}")
-            invocation = f"inv_{secrets.token_hex(8)}"
-            prompt = await slots.call(self.attempt, "before_agent_invoke", str(payload.get("prompt") or ""))
-            record = self._begin(request, invocation, prompt, payload)
-            started = time.monotonic()
-            result = await self._attempts(prompt, payload)
-            elapsed = (time.monotonic() - started) * 1000
-            result = await slots.call(self.attempt, "after_agent_invoke", result)
-            result = await slots.call(self.attempt, "normalize_agent_result", result)
-            record.finish(result, elapsed)
-            self._end(request, invocation, result, elapsed)
-            return self._reply(invocation, result)
+        self.turn += 1
+        request = str(payload.get("request_id") or f"req_{self.session_id}_turn_{self.turn}")
+        invocation = f"inv_{secrets.token_hex(8)}"
+        prompt = await self.attempt.slot("before_agent_invoke", str(payload.get("prompt") or ""))
+        record = self._begin(request, invocation, prompt, payload)
+        started = time.monotonic()
+        result = await self._attempts(prompt, payload)
+        elapsed = (time.monotonic() - started) * 1000
+        result = await self.attempt.slot("after_agent_invoke", result)
+        result = await self.attempt.slot("normalize_agent_result", result)
+        record.finish(result, elapsed)
+        self._end(request, invocation, result, elapsed)
+        return self._reply(invocation, result)
 
     def _begin(
         self, request: str, invocation: str, prompt: str, payload: Mapping[str, Any]
@@ -196,7 +208,7 @@ class RoleSession:
                 self._stalled(result, backoff, "budget_exhausted")
                 return result
             self._stalled(result, backoff, "wait", wait)
-            with self.attempt.clock.freeze():
+            with self.service.stalls.waiting():
                 await asyncio.sleep(wait)
 
     def _stalled(
@@ -214,14 +226,14 @@ class RoleSession:
             log.warning(
                 "%s: %s; trying again in %.0f s (the clock stands still)",
                 self.attempt.task_id,
-                result.error,
+                self.attempt.redactor.text(str(result.error)),
                 wait,
             )
 
     async def _once(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         assert self.executor is not None  # open() came first
         turn = self.executor.invoke(prompt, tools=payload.get("tools"), messages=payload.get("messages"))
-        self._running = asyncio.ensure_future(turn)
+        self._running = asyncio.ensure_future(portal.guard(turn))
         ceiling = self.service.turn_seconds
         try:
             done, _ = await asyncio.wait({self._running}, timeout=ceiling)
@@ -240,7 +252,9 @@ class RoleSession:
                 infrastructure=True, repeatable=False,
             )  # fmt: skip
         except Exception as error:  # a bug of an executor is not the agent's failure
-            log.exception("executor %s", self.binding.executor)
+            # The traceback may quote the key: a logger's own handlers know nothing of that.
+            trace = self.attempt.redactor.text(traceback.format_exc())
+            log.error("executor %s failed\n%s", self.binding.executor, trace)
             return AgentResult(
                 ok=False, error=f"{type(error).__name__}: {error}", status="crashed",
                 infrastructure=True, repeatable=False,
@@ -267,9 +281,7 @@ class RoleSession:
         )
 
     def _end(self, request: str, invocation: str, result: AgentResult, elapsed: float) -> None:
-        self.last = result
-        # A later answer shows that the provider is back; only the last failure of a session counts.
-        self.failure = result if not result.ok and result.infrastructure else None
+        self.service.ended(self, result)
         self.service.activity.append(
             "invoke",
             "completed",

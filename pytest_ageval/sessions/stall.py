@@ -7,7 +7,8 @@ attempts from coming back at the same moment (M. Brooker, "Exponential Backoff A
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 #: The first step and the longest one, in seconds.
@@ -40,6 +41,41 @@ class Backoff:
         self.waited += wait
         return wait
 
-    def __iter__(self) -> Iterator[float]:
-        while (wait := self.next()) is not None:
-            yield wait
+
+class Stalls:
+    """Stops the phase's clock while every invoke that runs waits for its provider, and only then."""
+
+    def __init__(self, freeze: Callable[[], AbstractContextManager[None]]) -> None:
+        self._freeze = freeze
+        self._running = 0
+        self._waiting = 0
+        self._frozen: ExitStack | None = None
+
+    @contextmanager
+    def invoke(self) -> Iterator[None]:
+        """An invoke runs."""
+        self._change(1, 0)
+        try:
+            yield
+        finally:
+            self._change(-1, 0)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """One of them waits."""
+        self._change(0, 1)
+        try:
+            yield
+        finally:
+            self._change(0, -1)
+
+    def _change(self, running: int, waiting: int) -> None:
+        self._running += running
+        self._waiting += waiting
+        stand_still = 0 < self._running == self._waiting
+        if stand_still and self._frozen is None:
+            self._frozen = ExitStack()
+            self._frozen.enter_context(self._freeze())
+        elif not stand_still and self._frozen is not None:
+            self._frozen.close()
+            self._frozen = None

@@ -113,3 +113,96 @@ def test_a_key_is_nowhere_in_the_evidence(demo, key):
     assert KEY not in result.stdout.str() + result.stderr.str()
     copy = demo.attempts()[0] / "task-artifacts" / "copy.txt"
     assert copy.read_text() == "42 [REDACTED:PROBE_KEY]"
+
+
+def test_a_role_that_recovered_is_graded_as_it_answered(demo, key):
+    run = """
+        async def run(ctx):
+            first = await ctx.agent.session("solver").invoke("down")
+            second = await ctx.agent.session("solver").invoke("up")
+            ctx.publish_json("reply", {"text": second["text"], "first": first["error"]})
+    """
+    with ScriptedModel(by=lambda r: HttpError(503) if r.prompt == "down" else Text("wrong")) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=run, evaluator=JUDGE, roles=(ROLES,), more=ONE + "limits: {agent_invocations: 2}")
+        demo.pytest("datasets").assert_outcomes(failed=1)
+    assert only(demo)["score"] == 0.0
+
+
+def test_a_session_that_waits_does_not_stop_the_clock_of_one_that_works(demo, key):
+    run = """
+        import asyncio
+        async def run(ctx):
+            async def ask(prompt):
+                return await ctx.agent.session("solver", actor_id=prompt).invoke(prompt)
+            replies = await asyncio.gather(ask("down"), ask("slow"))
+            ctx.publish_json("reply", {"text": replies[1]["text"]})
+    """
+
+    def answer(request):
+        if request.prompt == "down":
+            return HttpError(503, retry_after=20, times=None)
+        return Text("42" * 20, pieces=40, pause=0.3)
+
+    more = ONE + "limits: {agent_invocations: 2, agent_concurrency: 2, wall_time_seconds: 3}"
+    with ScriptedModel(by=answer) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=30))
+        demo.task("t", run=run, evaluator=JUDGE, roles=(ROLES,), more=more)
+        demo.pytest("datasets", timeout=60)
+    assert only(demo)["limit"] == "wall_time_seconds"
+
+
+def test_an_invoke_that_waited_for_its_session_is_refused_when_it_was_closed(demo, key):
+    run = """
+        import asyncio
+        async def run(ctx):
+            session = ctx.agent.session("solver")
+            invokes = [asyncio.ensure_future(session.invoke(f"turn {n}")) for n in range(3)]
+            await asyncio.sleep(3)
+            await session.close()
+            replies = await asyncio.gather(*invokes, return_exceptions=True)
+            errors = [r["error"] if isinstance(r, dict) else type(r).__name__ for r in replies]
+            ctx.publish_json("reply", {"text": "42", "errors": errors})
+    """
+    with ScriptedModel([Text("42" * 20, pieces=40, pause=0.3)] * 3) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=run, evaluator=JUDGE, roles=(ROLES,), more=ONE + "limits: {agent_invocations: 9}")
+        demo.pytest("datasets", timeout=60).assert_outcomes(passed=1)
+        assert len(model.requests) == 1
+    assert only(demo)["agent_invocations"] == 1
+
+
+def test_a_key_that_an_executor_or_a_box_quotes_is_in_no_log_and_no_warning(demo, key):
+    demo.pytester.makeconftest(
+        f"""
+        from ageval_boxes.local import LocalBox
+        from ageval_executors.openai_http import OpenAIExecutor
+
+        class Clumsy(OpenAIExecutor):
+            kind = "clumsy"
+            async def invoke(self, prompt, **more):
+                raise ValueError(f"bad header {{self.session.api_key}}")
+
+        class Sticky(LocalBox):
+            kind = "sticky"
+            async def stop(self, *, delete=True):
+                await super().stop(delete=delete)
+                raise RuntimeError("cannot remove {KEY}")
+
+        def pytest_ageval_executors():
+            return {{"clumsy": Clumsy}}
+
+        def pytest_ageval_box_kinds():
+            return {{"sticky": Sticky}}
+        """
+    )
+    profiles = PROFILES.format(url="http://127.0.0.1:9/v1", stall=0).replace("openai-http", "clumsy")
+    demo.profiles(profiles.replace("environment: local", "environment: sticky"))
+    demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+    options = ["--log-file=run.log", "--log-file-level=DEBUG", "-o", "log_cli=true", "--junitxml=j.xml"]
+    result = demo.pytest("datasets", *options)
+    texts = [result.stdout.str(), result.stderr.str()]
+    texts += [(demo.pytester.path / name).read_text() for name in ("run.log", "j.xml")]
+    assert [text for text in texts if KEY in text] == []
+    assert any("cannot remove [REDACTED:PROBE_KEY]" in text for text in texts)
+    assert any("bad header [REDACTED:PROBE_KEY]" in text for text in texts)

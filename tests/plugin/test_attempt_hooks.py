@@ -100,13 +100,123 @@ def test_a_hook_that_raises_around_an_invoke_is_not_an_answer_of_the_agent(demo,
     assert only(demo)["error"] == {"phase": "run", "title": "LookupError", "message": "mine"}
 
 
-def test_a_hook_that_refuses_a_session_says_so(demo, key):
-    demo.pytester.makeconftest("def pytest_ageval_before_agent_open(attempt):\n    raise LookupError('no')\n")
+def test_a_hook_may_refuse_a_session_and_the_work_is_graded(demo, key):
+    demo.pytester.makeconftest(
+        """
+        from pytest_ageval import ExecutorError
+
+        def pytest_ageval_before_agent_open(attempt):
+            raise ExecutorError("not_today", "closed on Mondays")
+        """
+    )
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.pytest("datasets").assert_outcomes(failed=1)
+    (attempt,) = demo.attempts()
+    assert json.loads((attempt / "task-artifacts" / "reply.json").read_text())["error"] == "not_today"
+
+
+@pytest.mark.parametrize("slot", ["before_agent_open", "before_environment", "before_evaluate"])
+@pytest.mark.parametrize(
+    "escape", ["sys.exit('bad config')", "pytest.skip('not now')", "raise KeyboardInterrupt"]
+)
+def test_a_hook_cannot_end_the_run_or_hide_the_task(demo, key, slot, escape):
+    demo.pytester.makeconftest(f"import sys, pytest\ndef pytest_ageval_{slot}(attempt):\n    {escape}\n")
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("a", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.task("b", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        result = demo.pytest("datasets", timeout=60)
+    outcomes = result.parseoutcomes()
+    assert sum(outcomes.values()) == 2
+    assert "skipped" not in outcomes
+    assert "passed" not in outcomes
+
+
+def test_an_executor_that_exits_is_an_error_and_the_next_attempt_runs(demo):
+    demo.pytester.makeconftest(
+        """
+        from ageval_executors.nop import NopExecutor
+
+        class Exits(NopExecutor):
+            kind = "exits"
+            async def invoke(self, prompt, **more):
+                raise SystemExit("enough")
+
+        def pytest_ageval_executors():
+            return {"exits": Exits}
+        """
+    )
+    demo.task("a", run=ASK, roles=(ROLES,), more=ONE, evaluator=JUDGE)
+    demo.task("b", run=ASK, roles=(ROLES,), more=ONE, evaluator=JUDGE)
+    demo.pytest("datasets", "--agent", "exits", timeout=60).assert_outcomes(errors=2)
+    assert {row["error"]["title"] for row in demo.results()} == {"exit_refused"}
+
+
+def test_what_a_listener_returns_means_nothing(demo):
+    demo.pytester.makeconftest(
+        """
+        def pytest_ageval_environment_setup(attempt):
+            return attempt.box.exec(["true"])
+        """
+    )
+    task = demo.task(
+        "t",
+        evaluator=(
+            "import pathlib\ndef evaluate(inputs):\n"
+            "    there = pathlib.Path(inputs['workspace_dir'], 'made').exists()\n"
+            "    return {'status': 'PASS' if there else 'FAIL'}\n"
+        ),
+    )
+    (task / "environment").mkdir()
+    (task / "environment" / "setup.sh").write_text("touch ../workspace/made\n")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+
+
+def test_a_wrapper_that_forgets_to_return_is_told_so(demo, key):
+    demo.pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_ageval_before_agent_invoke(attempt, value):
+            yield
+        """
+    )
     with ScriptedModel([Text("42")]) as model:
         demo.profiles(PROFILES.format(url=model.base_url, stall=0))
         demo.task("t", run=ASK, evaluator=JUDGE, roles=(ROLES,), more=ONE)
         demo.pytest("datasets").assert_outcomes(errors=1)
-    assert only(demo)["error"]["title"] == "agent_open_hook_failed"
+    assert only(demo)["error"]["title"] == "plugin_contract"
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "attempt.verdict.status = 'PASS'",
+        "attempt.verdict = None",
+        "attempt.error = None",
+        "object.__setattr__(attempt.verdict.raw, 'x', 1)",
+    ],
+)
+def test_a_bound_verdict_cannot_be_touched(demo, deed):
+    demo.pytester.makeconftest(
+        f"def pytest_ageval_summary_enrich(attempt, value):\n    {deed}\n"
+        f"def pytest_ageval_cleanup_report(attempt, value):\n    {deed}\n"
+    )
+    demo.task("t", evaluator="def evaluate(inputs):\n    return {'status': 'FAIL', 'score': 0.0}\n")
+    demo.pytest("datasets").assert_outcomes(failed=1)
+    assert (only(demo)["status"], only(demo)["score"]) == ("FAIL", 0.0)
+
+
+def test_a_hook_that_never_returns_does_not_keep_the_process(demo):
+    demo.pytester.makeconftest(
+        "import time\ndef pytest_ageval_before_environment(attempt):\n    time.sleep(600)\n"
+    )
+    demo.task("t", more="limits: {environment_seconds: 1}")
+    demo.pytest("datasets", timeout=60).assert_outcomes(errors=1)
+    assert only(demo)["error"]["title"] == "environment_timeout"
 
 
 def test_a_hook_cannot_turn_a_fail_into_a_pass(demo):

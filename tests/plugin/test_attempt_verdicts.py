@@ -105,6 +105,47 @@ def test_a_fail_says_what_its_checks_found(demo):
     assert "found 2" in (demo.pytester.path / "j.xml").read_text()
 
 
+def test_a_fail_names_the_artifacts_that_are_not_there(demo):
+    demo.task(
+        "t",
+        run="def run(ctx): pass\n",
+        evaluator="def evaluate(inputs):\n    return {'status': 'FAIL', 'score': 0.0}\n",
+        more=ONE,
+    )
+    demo.pytest("datasets").stdout.fnmatch_lines(["score 0.00; not produced: reply (evidence: *)"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("evaluator.py", "def evaluate(inputs)\n    pass\n", "SyntaxError: expected ':' (*evaluator.py:1)"),
+        ("evaluator.py", "def evalute(inputs):\n    pass\n", "no function 'evaluate' is defined here (*"),
+        ("run.py", "def rum(ctx):\n    pass\n", "no function 'run' is defined here (*run.py)"),
+    ],
+)
+def test_a_slip_in_a_script_costs_nothing(demo, name, text, said):
+    task = demo.task("t")
+    (task / name).write_text(text)
+    result = demo.pytest("datasets")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"invalid_script: {said}"])
+    assert demo.attempts() == [], "nothing was started"
+
+
+def test_a_role_that_the_task_does_not_declare_is_an_error_of_the_task(demo, key):
+    run = """
+        async def run(ctx):
+            reply = await ctx.agent.session("solvr").invoke("hello")
+    """
+    with ScriptedModel([Text("42")]) as model:
+        demo.profiles(PROFILES.format(url=model.base_url, stall=0))
+        demo.task("t", run=run, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        result = demo.pytest("datasets")
+    result.assert_outcomes(errors=1)
+    assert only(demo)["error"]["title"] == "unknown_profile"
+    result.stdout.fnmatch_lines(["*asks for the role 'solvr'*did you mean 'solver'?"])
+
+
 def test_a_role_that_is_misspelled_on_the_command_line_is_a_usage_error(demo):
     demo.task("t", roles=("writer",))
     result = demo.pytest("datasets", "--agent", "writter=nop")

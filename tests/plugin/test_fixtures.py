@@ -266,3 +266,19 @@ def test_an_executor_of_the_data_set_that_is_collected_last(demo: DataSet) -> No
         )
     )
     demo.pytest("--agent", "hello").assert_outcomes(passed=2)
+
+
+def test_a_fixture_that_skips_leaves_no_result(demo: DataSet) -> None:
+    demo.pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def not_today(attempt):
+            pytest.skip("not today")
+        """
+    )
+    demo.task("t")
+    demo.pytest("datasets", "--junitxml=j.xml").assert_outcomes(skipped=1)
+    assert demo.results() == []
+    assert "ageval.status" not in (demo.pytester.path / "j.xml").read_text()

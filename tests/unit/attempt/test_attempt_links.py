@@ -1,6 +1,8 @@
 """Links that an agent plants to have the evaluator read a hidden file."""
 
-from pytest_ageval.attempt.links import remove_escaping_links, remove_outward_links
+from pathlib import Path
+
+from pytest_ageval.attempt.links import identity, remove_escaping_links, remove_outward_links
 
 
 def test_links_into_the_gold_are_removed_and_others_stay(tmp_path):
@@ -14,11 +16,16 @@ def test_links_into_the_gold_are_removed_and_others_stay(tmp_path):
     (workspace / "hop").symlink_to("report.json")
     (workspace / "python").symlink_to("/usr/bin/env")
     (workspace / "dangling").symlink_to("/nowhere/at/all")
-    assert sorted(remove_escaping_links(workspace, [tmp_path / "dataset"])) == [
-        "hop",
-        "report.json",
-        "sub/all",
-    ]
+    (workspace / "boxed").symlink_to("/attempt/evaluation/expected.json")
+    (workspace / "own").symlink_to("/attempt/workspace/sub")
+    (workspace / "odd").symlink_to("/attempt/home/../evaluation/expected.json")
+
+    def in_box(path):
+        return tmp_path / Path(path).relative_to("/attempt")
+
+    removed = remove_escaping_links(workspace, [workspace], [tmp_path], in_box)
+    assert sorted(removed) == ["boxed", "hop", "odd", "report.json", "sub/all"]
+    assert (workspace / "own").is_symlink()
     assert (workspace / "python").is_symlink()
     assert (workspace / "dangling").is_symlink()
     assert (gold / "expected.json").read_text() == "{}"
@@ -32,3 +39,14 @@ def test_artifacts_hold_no_link_that_leads_out(tmp_path):
     (artifacts / "outer").symlink_to("/etc/hostname")
     assert remove_outward_links(artifacts) == ["outer"]
     assert (artifacts / "inner").read_text() == "x"
+
+
+def test_a_directory_that_is_a_link_is_not_walked(tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "outer").symlink_to("/etc/hostname")
+    (tmp_path / "workspace").symlink_to(victim)
+    assert remove_outward_links(tmp_path / "workspace") == []
+    assert (victim / "outer").is_symlink()
+    assert identity(tmp_path / "workspace") is None
+    assert identity(victim) is not None

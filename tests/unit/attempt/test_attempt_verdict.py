@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_ageval.attempt.verdict import add_metrics, bind
+from pytest_ageval.attempt.verdict import added_metrics, bind
 from pytest_ageval.errors import EvaluatorError
 
 
@@ -12,6 +12,8 @@ def test_a_verdict_is_a_frozen_copy():
     raw["status"] = "PASS"
     raw["metrics"]["lines"] = 99
     verdict.raw["score"] = 1.0
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        verdict.status = "PASS"
     assert (verdict.status, verdict.score, verdict.metrics) == ("FAIL", 0.25, {"lines": 3})
 
 
@@ -54,9 +56,8 @@ def test_failed_checks_are_named(status):
 
 def test_a_hook_may_add_a_metric():
     verdict = bind({"status": "PASS", "metrics": {"a": 1}})
-    add_metrics(verdict, {"status": "PASS", "metrics": {"a": 1, "mine": 2}})
-    assert verdict.metrics == {"a": 1, "mine": 2}
-    assert verdict.raw["metrics"] == {"a": 1}
+    assert added_metrics(verdict, {"status": "PASS", "metrics": {"a": 1, "mine": 2}}) == {"mine": 2}
+    assert verdict.metrics == verdict.raw["metrics"] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -73,5 +74,5 @@ def test_a_hook_may_add_a_metric():
 def test_a_hook_may_change_nothing_else(after):
     verdict = bind({"status": "PASS", "score": 1.0, "metrics": {"a": 1}})
     with pytest.raises(EvaluatorError):
-        add_metrics(verdict, after)
+        added_metrics(verdict, after)
     assert (verdict.status, verdict.score, verdict.metrics) == ("PASS", 1.0, {"a": 1})

@@ -510,9 +510,10 @@ def test_the_digest_covers(change: dict[str, Any], ds: DataSet, bound: Bind) -> 
 @pytest.mark.parametrize("name", ["run.py", "evaluator.py", "evaluation/gold.txt", "notes.txt"])
 def test_the_digest_covers_every_file(name: str, ds: DataSet, bound: Bind) -> None:
     bound("model: {id: m}")
-    ds.write(f"tasks/t/{name}", "one")
+    script = "def run(): 1\ndef evaluate(): {}\n"
+    ds.write(f"tasks/t/{name}", script.format(1))
     before = ds.lock()
-    ds.write(f"tasks/t/{name}", "two")  # as long as before
+    ds.write(f"tasks/t/{name}", script.format(2))  # as long as before
     after = ds.lock()
     assert after.eval_digest != before.eval_digest
     assert after.digest != before.digest

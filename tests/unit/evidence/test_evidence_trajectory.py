@@ -327,3 +327,27 @@ def test_a_tail_for_people(record, tmp_path):
     assert tail_text(tmp_path / "absent") == ""
     long = [{"type": "turn", "role": "assistant", "content": "x" * 10_000}]
     assert len(tail_text(long, max_chars=200)) <= 200
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("make test", "make test"),
+        (["/bin/bash", "-lc", "make test | tail"], "make test | tail"),
+        (["ls", "a b"], "ls 'a b'"),
+        ("cat > f <<EOF\n" + "x\n" * 1000 + "EOF", "cat > f <<EOF x x x"),
+    ],
+)
+def test_a_command_is_shown_without_what_belongs_to_the_protocol(record, command, shown):
+    call = {"kind": "tool", "tool_call_id": "call_1", "function_name": "execute", "tool_kind": "execute"}
+    record.emit({**call, "args": {"call_id": "call_1", "command": command, "turn_id": "t-7"}})
+    record.emit({**call, "status": "completed", "content": "```sh\nall is well\n```"})
+    _, line, output, _ = tail_text(made(record, AgentResult("Done."))).splitlines()
+    assert line.startswith(f"tool execute: {shown}")
+    assert line.endswith(" -> ok")
+    assert len(line) < 400
+    assert output == "  all is well"
+
+
+def test_no_text_is_said_to_be_none(record):
+    assert tail_text(made(record, AgentResult(""))).splitlines()[-1] == "assistant: (no text)"

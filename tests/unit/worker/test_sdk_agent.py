@@ -10,6 +10,11 @@ from worker_bench import Bench
 
 from pytest_ageval.sdk import Agent, Scoring
 
+TOO_MANY = (
+    "this session was opened with max_turns={}; raise it in run.py, and limits.agent_invocations in "
+    "task.yaml if need be"
+)
+
 
 def test_session_ids_follow_the_code_and_not_the_arrival(bench: Bench) -> None:
     """The second session is used first; its number is still 2. Any `Agent` object counts on."""
@@ -92,12 +97,12 @@ def test_turns_are_counted_limited_and_refused_after_the_end(bench: Bench) -> No
     assert value == [
         1,
         2,
-        "RuntimeError: local max_turns exceeded",
+        f"RuntimeError: {TOO_MANY.format(2)}",
         "ValueError: invoke does not take model: the configuration decides",
         "TypeError: the prompt must be text, not list",
         "TypeError: Object of type set is not JSON serializable",
         *range(2, 9),
-        "RuntimeError: local max_turns exceeded",
+        f"RuntimeError: {TOO_MANY.format(8)}",
         "RuntimeError: session closed",
         "RuntimeError: session closed",
     ]
