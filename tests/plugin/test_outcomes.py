@@ -187,9 +187,10 @@ def test_exit_code_by_verdict(demo: DataSet, tasks: str, code: int, workers: tup
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_one_line_before_the_run(demo: DataSet, workers: tuple[str, ...]) -> None:
+def test_one_line_before_the_run(demo: DataSet, scratch: Path, workers: tuple[str, ...]) -> None:
     demo.task("foo", roles=("solver",))
     result = demo.pytest("--agent", "nop", "--box", "local", "--attempts", "2", *workers)
+    assert scratch.is_dir()  # killed runs of others left nothing there
     lines = [line for line in result.outlines if line.startswith("ageval: ")]
     assert len(lines) == 1
     assert lines[0].startswith("ageval: nop x local")
