@@ -95,6 +95,22 @@ class BoxSpec:
     hidden: Sequence[Path] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a box of an earlier run left: a directory, a container, a sandbox of a vendor.
+
+    `where` names it in the words of its kind. `labels` are those of its `BoxSpec`. `age_seconds` is the
+    time since it was made, None where that is not known. `alive_owner`: the process that opened the box
+    still runs, so that `Box.reap` leaves it alone.
+    """
+
+    kind: str
+    where: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    age_seconds: float | None = None
+    alive_owner: bool = False
+
+
 class StdioTransport(Protocol):
     """A long-lived process in the box: bytes in, bytes out. One call of a method at a time."""
 
@@ -219,6 +235,21 @@ class Box(abc.ABC):
     @abc.abstractmethod
     async def stop(self, *, delete: bool = True) -> None:
         """Close the box and all that is in it, fast and by force. Idempotent; safe after a failed start."""
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """Why a box with these options cannot be opened here, and in a second line the remedy.
+
+        None: nothing is known. What `preflight` refuses, said before a run (``pytest-ageval doctor``).
+        Synchronous; a few seconds at most.
+        """
+        return None
+
+    @classmethod
+    def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
+        """What boxes with these labels left behind, without touching it: what `reap` would remove,
+        and what it would not because its owner lives. Synchronous."""
+        return []
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:

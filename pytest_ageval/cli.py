@@ -1,6 +1,6 @@
 """``pytest-ageval``: what is not a test run. Each command is one function in `COMMANDS`.
 
-Exit code 0, or 2 with the reason on standard error.
+Exit code 0, or 2 with the reason on standard error. (``doctor --strict`` has 1 as well.)
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_options
+from pytest_ageval import cli_clean, cli_doctor, cli_options
 from pytest_ageval._version import __version__
+from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
     Dataset,
     LockedTask,
@@ -29,7 +30,6 @@ from pytest_ageval.config.formats import FORMATS
 from pytest_ageval.config.prepare import prepare
 from pytest_ageval.config.where import did_you_mean, display, printable
 from pytest_ageval.errors import ConfigError
-from pytest_ageval.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,16 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return code
-
-
-def say(text: str) -> None:
-    """One line of output."""
-    sys.stdout.write(f"{printable(text)}\n")
-
-
-def complain(error: ConfigError) -> None:
-    """An error as every configuration error is shown."""
-    sys.stderr.write(f"{printable(str(error))}\n")
 
 
 # -- lock ----------------------------------------------------------------------------------------
@@ -239,25 +229,6 @@ def _names(path: Path) -> tuple[Dataset, list[str]]:
     return dataset, names
 
 
-# -- clean ---------------------------------------------------------------------------------------
-
-
-def clean_arguments(parser: Parser) -> None:
-    """Of which run."""
-    parser.add_argument("--run", metavar="ID", help="only what the run with this id left behind")
-
-
-def clean(options: argparse.Namespace) -> int:
-    """Remove boxes whose run is gone: a killed machine or process. Kept workspaces stay."""
-    labels = {"ageval.run": options.run} if options.run else {}
-    registry = Registry()
-    removed = [found for kind in registry.box_kinds() for found in registry.box(kind).reap(labels)]
-    for found in removed:
-        say(f"removed {found}")
-    say(f"{len(removed)} left-over boxes removed" if removed else "nothing was left behind")
-    return 0
-
-
 # -- prepare, schemas ----------------------------------------------------------------------------
 
 
@@ -292,7 +263,8 @@ def print_schemas(options: argparse.Namespace) -> int:
 COMMANDS = {
     "lock": Command("Print the locked configuration of tasks.", lock_arguments, lock),
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
-    "clean": Command("Remove boxes that killed runs left behind.", clean_arguments, clean),
+    "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
+    "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

@@ -42,7 +42,9 @@ def read(path: Path, arguments: Sequence[str]) -> tuple[JobOptions, Registry]:
     has then said why on standard error.
     """
     probe = _Probe()
-    code = pytest.main([str(path), *arguments], plugins=[probe])
+    # We are imported before pytest could rewrite us: a warning that a configuration may make an error.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    code = pytest.main([str(path), *quiet, *arguments], plugins=[probe])
     if isinstance(probe.error, ConfigError):
         raise probe.error
     if probe.error is not None:

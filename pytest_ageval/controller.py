@@ -82,11 +82,12 @@ class Controller:
         self._one_by_one()
         reporter = self._reporter()
         if reporter is not None and self.config.get_verbosity() >= 0:
-            from pytest_ageval.report.terminal import headline
+            from pytest_ageval.report.terminal import headline, leftovers
 
-            line = headline(self.config, ids)
-            if line:
+            lines = [*filter(None, [headline(self.config, ids)]), *leftovers()]
+            if lines:
                 reporter.ensure_newline()
+            for line in lines:
                 reporter.write_line(line)
 
     def _collected(self, ids: Sequence[str]) -> None:

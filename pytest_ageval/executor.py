@@ -222,6 +222,20 @@ class Executor(abc.ABC):
         self.options: Any = msgspec.convert(dict(session.options), self.Options)
 
     @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """Why an agent with these options cannot be started here, and in a second line the remedy.
+
+        None: nothing is known. For ``pytest-ageval doctor``: synchronous, not in an event loop, and a
+        few seconds at most.
+        """
+        return None
+
+    @classmethod
+    def describe(cls, options: Mapping[str, Any]) -> str:
+        """A few words on what is here for an agent with these options: ``installed in ...``."""
+        return ""
+
+    @classmethod
     async def prepare(cls, session: Session) -> None:
         """Make the agent's runtime ready in the box (install, write config), before the timed run.
 

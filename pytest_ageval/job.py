@@ -255,6 +255,8 @@ class Job:
         return AttemptOptions(
             keep_workspace=bool(self.option("keep_workspace")),
             keep_raw=bool(self.option("keep_raw")),
+            trust_tasks=bool(self.option("trust_tasks")),
+            hidden=(self.config.rootpath / ".env",),
             permission=self.option("permission") or "allow",
             secret=lambda name: resolve_secret(name, dataset),
         )
@@ -299,16 +301,19 @@ class Job:
 
     def describe(self, nodeids: Iterable[str]) -> str:
         """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...`` for the header."""
+        from pytest_ageval.worker import view
+
         roots = self._roots(nodeids)
         agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
         kinds = self.options.boxes or dict.fromkeys(filter(None, map(self._default_box, roots)))
         attempts = self.options.attempts
+        scripts = view.words(bool(self.option("trust_tasks")))
         places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return (
             f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'} x {attempts} "
-            f"attempt{'s' if attempts != 1 else ''}; run {run_id(self.config)[:12]}; "
-            f"evidence in {''.join(places[:1])}{more}"
+            f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
+            f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
         )
 
     def _roots(self, nodeids: Iterable[str]) -> list[Path]:

@@ -104,6 +104,7 @@ OPTIONS = (
     ),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
+    Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
     Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),
     Option(
         "exit",

@@ -145,11 +145,10 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> Iterable[str]:
-    """One line about what is about to run, when there is a task among it."""
+    """What is about to run, when there is a task among it, and what killed runs left behind."""
     attempts = [item.nodeid for item in items if isinstance(item, collection.TaskItem)]
     if config.get_verbosity() < 0 or not attempts:
         return ()
     from pytest_ageval.report import terminal
 
-    line = terminal.headline(config, attempts)
-    return (line,) if line else ()
+    return (*filter(None, [terminal.headline(config, attempts)]), *terminal.leftovers())

@@ -21,7 +21,7 @@ from ageval_boxes._processes import (
     pid_namespace,
     read_proc,
 )
-from pytest_ageval.box import work_parent
+from pytest_ageval.box import Leftover, work_parent
 from pytest_ageval.errors import BoxError
 
 #: The file in a box's work directory that says whose it is.
@@ -78,7 +78,7 @@ def in_box(box_id: str) -> list[Proc]:
     return [proc for proc in procs if proc.pid in members and proc.alive]
 
 
-def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _markers(directory: Path, levels: int, kind: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
     try:
         found = json.loads((directory / MARKER).read_bytes())
     except FileNotFoundError:
@@ -86,13 +86,17 @@ def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any
     except (OSError, ValueError):
         return
     else:
-        if isinstance(found, dict) and found.get("kind") == "local":
+        if isinstance(found, dict) and kind in (None, found.get("kind")):
             yield directory, found
         return
     if levels:
-        for inner in sorted(directory.iterdir()):
+        try:
+            entries = sorted(directory.iterdir())
+        except OSError:  # removed by its owner at this moment, or not ours
+            return
+        for inner in entries:
             if inner.is_dir() and not inner.is_symlink():
-                yield from _markers(inner, levels - 1)
+                yield from _markers(inner, levels - 1, kind)
 
 
 def owner_lives(found: Mapping[str, Any]) -> bool:
@@ -103,24 +107,53 @@ def owner_lives(found: Mapping[str, Any]) -> bool:
     return owner is not None and owner.alive and owner.start == found.get("start")
 
 
+def find(kind: str | None, labels: Mapping[str, str]) -> list[Leftover]:
+    """Boxes of `kind` (None: of every kind) that have a directory here and carry all of `labels`.
+
+    One of this very process counts as left over. Looks, and changes nothing.
+    """
+    return [left for left, _directory, _found in _matching(kind, labels)]
+
+
+def abandoned(kind: str, labels: Mapping[str, str]) -> list[tuple[Path, dict[str, Any]]]:
+    """Work directories of boxes of that kind with these labels and no living owner, with their markers."""
+    return [(path, found) for left, path, found in _matching(kind, labels) if not left.alive_owner]
+
+
+def _matching(kind: str | None, labels: Mapping[str, str]) -> Iterator[tuple[Leftover, Path, dict[str, Any]]]:
+    parent = work_parent()
+    if not parent.is_dir():
+        return
+    for directory, found in list(_markers(parent, _LEVELS, kind)):
+        has = found.get("labels")
+        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
+            continue
+        try:
+            age = time.time() - (directory / MARKER).stat().st_mtime
+        except OSError:
+            continue
+        left = Leftover(str(found.get("kind")), str(directory), has, age, owner_lives(found))
+        yield left, directory, found
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a work directory, and the directories of its run if they are empty now."""
+    remove_tree(directory)
+    _remove_empty(directory.parent, work_parent())
+
+
 def reap(labels: Mapping[str, str]) -> list[str]:
     """Kill and delete boxes that carry all of `labels`, unless another living process owns them.
 
     A box of this very process counts as left over: ask only when its own `stop` will not come.
     Returns a line for each.
     """
-    parent = default_work_parent()
+    default_work_parent()
     removed = []
-    for directory, found in list(_markers(parent, _LEVELS)):
-        has = found.get("labels")
-        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
-            continue
-        if owner_lives(found):
-            continue
+    for directory, found in abandoned("local", labels):
         killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
-        remove_tree(directory)
-        _remove_empty(directory.parent, parent)
-        attempt = has.get("ageval.attempt", directory.name)
+        remove_directory(directory)
+        attempt = found["labels"].get("ageval.attempt", directory.name)
         removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
     return removed
 

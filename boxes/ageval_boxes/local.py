@@ -46,6 +46,7 @@ from pytest_ageval.box import (
     Box,
     BoxSpec,
     ExecResult,
+    Leftover,
     StdioTransport,
     check_path,
     work_parent,
@@ -53,6 +54,9 @@ from pytest_ageval.box import (
 from pytest_ageval.errors import BoxError
 
 __all__ = ["LocalBox", "LocalOptions", "default_work_parent"]
+
+#: What mends unusable bubblewrap.
+REMEDY = "install bubblewrap and allow user namespaces, or choose another box"
 
 #: Seconds between TERM and KILL when the time of a command is up or the box is quiesced.
 GRACE = 0.5
@@ -116,15 +120,9 @@ class LocalBox(Box):
 
     async def preflight(self) -> None:
         """Refuse another system than Linux, unusable bubblewrap where asked for, an unwritable parent."""
-        if not sys.platform.startswith("linux"):
-            raise BoxError("environment_preflight_failed", "the kind local needs Linux; use docker")
-        if self.options.isolation == "bwrap":
-            why = await asyncio.to_thread(_bubblewrap.unusable)
-            if why is not None:
-                raise BoxError(
-                    "environment_preflight_failed",
-                    f"{why}; install bubblewrap and allow user namespaces, or choose another box",
-                )
+        why = await asyncio.to_thread(self.check, {"isolation": self.options.isolation})
+        if why is not None:
+            raise BoxError("environment_preflight_failed", why.replace("\n", "; "))
         parent = self.spec.work_dir.parent
         while not parent.exists():
             parent = parent.parent
@@ -404,6 +402,20 @@ class LocalBox(Box):
             with contextlib.suppress(FileNotFoundError):
                 (work / _leftovers.MARKER).unlink()
         _refuse(left)
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """Not Linux; unusable bubblewrap where ``isolation: bwrap`` asks for it."""
+        if not sys.platform.startswith("linux"):
+            return "the kind local needs Linux\nuse docker"
+        if options.get("isolation") == "bwrap" and (why := _bubblewrap.unusable()) is not None:
+            return f"{why}\n{REMEDY}"
+        return None
+
+    @classmethod
+    def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
+        """Boxes below `work_parent` with these labels; those of this process count as left over."""
+        return _leftovers.find("local", labels)
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:

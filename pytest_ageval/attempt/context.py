@@ -33,6 +33,8 @@ class AttemptOptions:
     `keep_workspace` leaves the box's directories, `keep_raw` the vendors' own logs. `permission`
     answers agents that ask. `stall_seconds` is how long a provider that is down is waited for, in
     one invoke. `secret` looks up a credential by the name of its environment variable.
+    `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
+    directories and files that a contained script does not see.
     """
 
     keep_workspace: bool = False
@@ -40,6 +42,8 @@ class AttemptOptions:
     permission: PermissionPolicy = "allow"
     stall_seconds: float = 3600.0
     secret: Callable[[str], str | None] = field(default=lambda name: None)
+    trust_tasks: bool = False
+    hidden: tuple[Path, ...] = ()
 
 
 class Attempt:

@@ -15,6 +15,7 @@ from pytest_ageval.attempt.scoring import scoring_exec
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
 from pytest_ageval.sessions.service import AgentService
+from pytest_ageval.worker import view
 from pytest_ageval.worker.client import ScriptSpec, Worker, WorkerOutcome, WorkerPool
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ async def start_run_script(attempt: Attempt, service: AgentService) -> Worker:
     """Start run.py; its requests go to `service`."""
     if (mirror := mirror_of(attempt)) is not None:
         await mirror.pull()
-    return await pool().start(_spec(attempt, "run", Path("run.py"), "run"), service.handle)
+    contained = await _contained(attempt)
+    return await pool().start(_spec(attempt, "run", Path("run.py"), "run", contained), service.handle)
 
 
 async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
@@ -43,7 +45,8 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     module, _, function = attempt.locked.evaluation.entrypoint.partition(":")
     script = Path(*module.split(".")).with_suffix(".py")
     service = AgentService(attempt, "evaluate", scoring_exec)
-    worker = await pool().start(_spec(attempt, "evaluate", script, function, inputs), service.handle)
+    spec = _spec(attempt, "evaluate", script, function, await _contained(attempt), inputs)
+    worker = await pool().start(spec, service.handle)
     try:
         waiting = asyncio.ensure_future(worker.wait())
         if not await attempt.clock.wait(waiting):
@@ -86,6 +89,7 @@ def _spec(
     kind: Literal["run", "evaluate"],
     script: Path,
     function: str,
+    contained: bool,
     inputs: Mapping[str, Any] | None = None,
 ) -> ScriptSpec:
     locked, identity = attempt.locked, attempt.identity
@@ -106,7 +110,17 @@ def _spec(
         deadline_monotonic=deadline(attempt),
         stdout=attempt.evidence.log_path(kind, "stdout"),
         stderr=attempt.evidence.log_path(kind, "stderr"),
+        contained=contained,
+        hidden=(attempt.evidence.root.parent, *attempt.options.hidden),
     )
+
+
+async def _contained(attempt: Attempt) -> bool:
+    """Whether the script is contained; the evidence says when it is not."""
+    reason = "trust_tasks" if attempt.options.trust_tasks else await asyncio.to_thread(view.unusable)
+    if reason is not None:
+        attempt.fact("task_script_not_contained", {"reason": reason})
+    return reason is None
 
 
 def deadline(attempt: Attempt) -> float | None:

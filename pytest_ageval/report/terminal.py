@@ -54,6 +54,30 @@ def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
         return ""
 
 
+def leftovers() -> list[str]:
+    """A line when killed runs left boxes that have a directory on this machine.
+
+    Only directories are looked at: an engine or a vendor is asked by ``pytest-ageval clean``.
+    """
+    from pytest_ageval.box import work_parent
+
+    try:
+        if not any(work_parent().iterdir()):
+            return []
+    except OSError:  # there is no such directory: nothing was ever left
+        return []
+    from ageval_boxes import _leftovers
+
+    found = [left for left in _leftovers.find(None, {}) if not left.alive_owner]
+    if not found:
+        return []
+    boxes = f"{len(found)} left-over box{'es' if len(found) != 1 else ''}"
+    return [
+        f"ageval: {boxes} of killed runs; remove {'them' if len(found) != 1 else 'it'} with: "
+        "pytest-ageval clean"
+    ]
+
+
 def summarize(
     reporter: pytest.TerminalReporter,
     config: pytest.Config,

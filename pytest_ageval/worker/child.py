@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_ageval import sdk
 from pytest_ageval.sdk import _channel
-from pytest_ageval.worker import faults, prctl, protocol
+from pytest_ageval.worker import faults, namespace, prctl, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -65,7 +65,7 @@ def work(inherited: Inherited) -> NoReturn:
     gc.enable()
     channel = _channel.Channel(socket.socket(fileno=_CHANNEL))
     launch: protocol.Launch = channel.receive()  # type: ignore[assignment]
-    result = _result(launch, channel)
+    result = _contain(launch, inherited.server_pid) or _result(launch, channel)
     _send_result(channel, result, launch["function"])
     _finish()
     os._exit(result.get("exit_code", 0 if result["status"] == "returned" else 1))
@@ -87,6 +87,23 @@ def _take_descriptors(inherited: Inherited) -> None:
             # A print of odd characters never fails. (Nothing is buffered: a killed script's last words
             # are there, since the server runs with -u.)
             stream.reconfigure(errors="backslashreplace")
+
+
+def _contain(launch: protocol.Launch, server_pid: int) -> dict[str, Any] | None:
+    """Take the view that the parent asked for; the result frame when that fails: nothing runs then."""
+    if launch["view"] is None:
+        return None
+    try:
+        namespace.enter(launch["view"])
+    except OSError as error:
+        message = f"the script could not be contained: {error.strerror}; see --trust-tasks"
+        fault = protocol.ErrorInfo(
+            title="containment_failed", message=message, traceback=None, file=None, line=None
+        )
+        return {"t": "result", "status": "raised", "error": fault}
+    # The kernel forgets this when credentials change.
+    prctl.die_with_parent(server_pid)
+    return None
 
 
 # -- running -------------------------------------------------------------------------------------

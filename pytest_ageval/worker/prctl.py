@@ -1,15 +1,24 @@
-"""The two process attributes that Python has no function for. Linux only."""
+"""Process attributes that Python has no function for. Linux only."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_CAPABILITY_VERSION = 0x20080522
+
+#: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID: what root is used to with its own files.
+_FILE_CAPABILITIES = frozenset((0, 1, 3, 4, 6, 7))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
 
 
 def _set(option: int, value: int) -> None:
@@ -28,3 +37,27 @@ def die_with_parent(parent: int) -> None:
     _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def give_up_capabilities(*, keep_files: bool) -> None:
+    """Have no capability any more, and get none from any program that is started later.
+
+    `keep_files` keeps those that concern the modes and owners of files.
+    """
+    keep = _FILE_CAPABILITIES if keep_files else frozenset[int]()
+    for number in range(64):
+        if number in keep:
+            continue
+        try:
+            _set(_PR_CAPBSET_DROP, number)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # beyond the last one that this kernel has
+                raise
+            break
+    mask = sum(1 << number for number in keep)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
+    if _libc.capset(header, data) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"capset: {os.strerror(code)}")
+    _set(_PR_SET_NO_NEW_PRIVS, 1)

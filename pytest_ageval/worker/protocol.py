@@ -19,7 +19,7 @@ import json
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: Bytes of one frame's JSON, in either direction.
 FRAME_LIMIT = 64 * 1024 * 1024
@@ -208,7 +208,10 @@ class ErrorInfo(TypedDict):
 
 
 class Launch(TypedDict):
-    """The parent's first frame: all that the worker needs to run one script."""
+    """The parent's first frame: all that the worker needs to run one script.
+
+    `view` is what `namespace.enter` takes; None: the script sees all that the user does.
+    """
 
     kind: Literal["run", "evaluate"]
     script: str
@@ -224,3 +227,4 @@ class Launch(TypedDict):
     run_id: str
     deadline_monotonic: float | None
     inputs: dict[str, Any]
+    view: list[Sequence[str]] | None

@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval.worker import view
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pytest_ageval.worker.protocol import ErrorInfo, Launch
@@ -25,6 +27,7 @@ class ScriptSpec:
     variables that every worker has (PATH, LANG, AGEVAL_*); nothing else of the parent's environment
     is there. `params` are the task's parameters, `inputs` the evaluator's inputs but for ``agent``
     and ``scoring``, which the worker adds. `stdout` and `stderr` are files that are created.
+    `contained`: the script sees what `view.plan` says, without `hidden`; else all that the user does.
     """
 
     kind: Literal["run", "evaluate"]
@@ -44,6 +47,8 @@ class ScriptSpec:
     params: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     deadline_monotonic: float | None = None
+    contained: bool = False
+    hidden: Sequence[Path] = ()
 
     def environment(self, cookie: str) -> dict[str, str]:
         """The whole environment of the worker."""
@@ -86,6 +91,7 @@ class ScriptSpec:
             "run_id": self.run_id,
             "deadline_monotonic": self.deadline_monotonic,
             "inputs": inputs if self.kind == "evaluate" else {},
+            "view": view.plan(self) if self.contained else None,
         }
 
 

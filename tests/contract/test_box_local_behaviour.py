@@ -245,6 +245,13 @@ def test_reap_removes_what_a_crashed_worker_left(parent: Path, isolation: str) -
     worker = crash(parent / "run-7" / "a1", isolation, seconds)
     worker.communicate()
     assert (parent / "run-7" / "a1" / "box").is_dir()
+    (left,) = LocalBox.leftovers({"ageval.run": "run-7"})
+    assert (left.kind, left.where) == ("local", str(parent / "run-7" / "a1"))
+    assert left.labels["ageval.run"] == "run-7"
+    assert not left.alive_owner
+    assert left.age_seconds is not None
+    assert 0 <= left.age_seconds < 600
+    assert LocalBox.leftovers({"ageval.run": "another"}) == []
     assert LocalBox.reap({"ageval.run": "another"}) == []
     (removed,) = LocalBox.reap({"ageval.run": "run-7"})
     assert "a1" in removed
@@ -255,6 +262,9 @@ def test_reap_removes_what_a_crashed_worker_left(parent: Path, isolation: str) -
 def test_reap_spares_boxes_of_living_workers(parent: Path) -> None:
     seconds = 7_000_000 + os.getpid()
     worker = crash(parent / "run-7" / "a1", "none", seconds, end="live")
+    assert [(left.where, left.alive_owner) for left in LocalBox.leftovers({})] == [
+        (str(parent / "run-7" / "a1"), True)
+    ]
     assert LocalBox.reap({}) == []
     assert runs(seconds)
     assert (parent / "run-7" / "a1").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from pytest_ageval.testing.scripted_model import ScriptedModel, Text
+from pytest_ageval.worker import view
 
 from .attempt_kit import ASK, JUDGE, ONE, PROFILES, ROLES, facts, only
 
@@ -275,3 +276,33 @@ def test_every_process_runs_without_the_callers_environment(demo, monkeypatch):
     assert set(seen) <= {"PATH", "LANG", *(name for name in seen if name.startswith("AGEVAL_"))}
     assert Path(seen["AGEVAL_WORKSPACE"]).name == "workspace"
     assert os.environ["CALLERS_SECRET"] not in json.dumps(seen)
+
+
+PRIES = """
+def run(ctx):
+    gold = ctx.task_root / "evaluation" / "gold.txt"
+    ctx.publish_json("reply", {"text": "42" if gold.exists() else ""})
+"""
+MISSING = """
+import json, pathlib
+def evaluate(inputs):
+    reply = json.loads(pathlib.Path(inputs["artifacts"]["reply"]).read_text())
+    gold = pathlib.Path(inputs["evaluation_dir"], "gold.txt").read_text()
+    return {"status": "PASS" if reply["text"] == gold else "FAIL"}
+"""
+
+
+def test_task_scripts_are_contained_unless_they_are_trusted(demo):
+    task = demo.task("t", evaluator=MISSING, run=PRIES, more=ONE)
+    (task / "evaluation").mkdir()
+    (task / "evaluation" / "gold.txt").write_text("42")
+    if view.unusable() is None:
+        found = demo.pytest("datasets")
+        found.assert_outcomes(failed=1)
+        found.stdout.fnmatch_lines(["ageval: *; task scripts contained; run *"])
+        assert "task_script_not_contained" not in facts(demo)
+        shutil.rmtree(demo.root / ".ageval")
+    found = demo.pytest("datasets", "--trust-tasks")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["ageval: *; task scripts not contained (--trust-tasks); run *"])
+    assert facts(demo)["task_script_not_contained"] == [{"reason": "trust_tasks"}] * 2

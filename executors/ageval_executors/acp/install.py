@@ -330,6 +330,20 @@ def _given(runtime: str) -> Path:
 # -- what the executor calls -----------------------------------------------------------------------
 
 
+async def find_installed(entry: Entry, *, runtime: str | None, node: str | None) -> Path | None:
+    """Where the packages of `entry` are for boxes on this machine; None: they are not installed yet.
+
+    Raises `ExecutorError` as `find_toolchain` does, when they cannot be.
+    """
+    if not entry.packages and runtime is None:
+        return Path()
+    tools = await find_toolchain(entry, node)
+    if runtime is not None:
+        return _given(runtime)
+    target = cache_root() / install_name(entry, platform_name(platform.machine()), tools.version[0])
+    return target if (target / MARKER).is_file() else None
+
+
 async def ensure_runtime(
     entry: Entry, box: Box, *, runtime: str | None, node: str | None, may_install: bool
 ) -> Runtime:

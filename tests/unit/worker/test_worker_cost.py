@@ -16,7 +16,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 COUNT = 20
 
 
-def _server_and_workers(pid: int) -> float:
+def server_and_workers(pid: int) -> float:
     """Seconds of processor time of the fork server and of the workers that it has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / TICK
@@ -39,11 +39,11 @@ def test_a_worker_costs_less_than_half_of_a_fresh_interpreter(bench: Bench) -> N
     async def body(pool: WorkerPool) -> float:
         await (await pool.start(spec, bench.handler)).wait()
         assert pool.server_pid is not None
-        before = _server_and_workers(pool.server_pid)
+        before = server_and_workers(pool.server_pid)
         for _ in range(COUNT):
             outcome = await (await pool.start(spec, bench.handler)).wait()
             assert outcome.cpu_seconds is not None
-        return (_server_and_workers(pool.server_pid) - before) / COUNT
+        return (server_and_workers(pool.server_pid) - before) / COUNT
 
     worker = bench.with_pool(body)
     before = _children()
