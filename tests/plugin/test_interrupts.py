@@ -92,6 +92,8 @@ def start(demo: DataSet, *args: str, ignore: bool = False) -> subprocess.Popen[s
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        # Whoever runs these tests under nohup has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 

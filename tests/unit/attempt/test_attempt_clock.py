@@ -32,22 +32,23 @@ def test_wait_gives_up_when_the_time_is_up_and_leaves_the_work_alone():
 
 def test_frozen_time_does_not_count():
     async def go():
-        clock = PhaseClock(0.3)
+        clock = PhaseClock(1.5)
 
         async def work():
             with clock.freeze():
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(2)
 
         assert await clock.wait(asyncio.ensure_future(work())) is True
-        assert clock.elapsed() < 0.25
-        assert 0.4 < clock.frozen_seconds < 1
+        assert clock.elapsed() < 1.5
+        assert clock.frozen_seconds > 1.9
 
     asyncio.run(go())
 
 
 def test_two_freezes_at_once_count_once():
     clock = PhaseClock(10)
+    started = time.monotonic()
     with clock.freeze(), clock.freeze():
         time.sleep(0.05)
-    assert 0.04 < clock.frozen_seconds < 0.09
+    assert 0.04 < clock.frozen_seconds <= time.monotonic() - started
     assert not clock.frozen

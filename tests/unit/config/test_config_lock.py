@@ -58,7 +58,7 @@ def test_the_profile_of_the_role_then_the_wildcard(ds: DataSet) -> None:
             executor: parrot
             model: {id: strict, api: chat, reasoning: {effort: max}, timeout: 5, extra: {seed: 1}}
             api_key: ${MY_KEY}
-            base_url: https://api.example.org/v1?x=y
+            base_url: https://api.example.org/v1
             options: {volume: 5, upstream_stall_seconds: 0}
             label: The Judge
         """)
@@ -68,7 +68,7 @@ def test_the_profile_of_the_role_then_the_wildcard(ds: DataSet) -> None:
     assert (judge.model.id, judge.model.reasoning_effort, judge.model.extra) == (
         "strict", "max", {"seed": 1},
     )  # fmt: skip
-    assert (judge.api_key, judge.base_url) == ("MY_KEY", "https://api.example.org/v1?x=y")
+    assert (judge.api_key, judge.base_url) == ("MY_KEY", "https://api.example.org/v1")
     assert judge.options == {"volume": 5, "upstream_stall_seconds": 0}
     assert (locked.box.kind, locked.box.options) == ("room", {"image": "a"})
 

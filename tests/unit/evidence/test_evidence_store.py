@@ -246,7 +246,7 @@ def test_a_writer_in_another_process(tmp_path):
         with pytest.raises(AgevalError, match=f"evidence_busy.*process {owner.pid}"):
             EvidenceStore.create(root)
         os.kill(owner.pid, signal.SIGKILL)
-        time.sleep(0.05)
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
         # Not waited for yet: a zombie holds nothing.
         with EvidenceStore.create(root) as store:
             assert [fact["name"] for fact in store.facts] == ["began"]
