@@ -231,6 +231,12 @@ def work_parent() -> Path:
     return Path(tempfile.gettempdir()) / f"pytest-ageval-{os.getuid()}"
 
 
+def cache_root() -> Path:
+    """The host directory in which this user keeps what is made once: agents' installs, locks of builds."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pytest-ageval"
+
+
 def check_path(path: str) -> PurePosixPath:
     """`path` if it is absolute, below /attempt and without ``..``. Raises BoxError."""
     found = PurePosixPath(path)

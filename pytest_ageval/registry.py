@@ -12,6 +12,7 @@ from pytest_ageval.errors import ConfigError
 from pytest_ageval.executor import Executor
 
 BOXES: Mapping[str, str] = {
+    "docker": "ageval_boxes.docker_box:DockerBox",
     "local": "ageval_boxes.local:LocalBox",
 }
 
