@@ -278,7 +278,7 @@ def give(path: Path, owner: tuple[int, int], *, of: int | None = None) -> None:
 def _give_one(fd: int, name: str, owner: tuple[int, int], of: int | None) -> None:
     if of is not None:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if info.st_uid != of or info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
+        if info.st_uid != of or (info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode)):
             return
     os.chown(name, *owner, dir_fd=fd, follow_symlinks=False)
 

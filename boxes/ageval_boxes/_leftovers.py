@@ -78,7 +78,7 @@ def in_box(box_id: str) -> list[Proc]:
     return [proc for proc in procs if proc.pid in members and proc.alive]
 
 
-def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _markers(directory: Path, levels: int, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     try:
         found = json.loads((directory / MARKER).read_bytes())
     except FileNotFoundError:
@@ -86,13 +86,13 @@ def _markers(directory: Path, levels: int) -> Iterator[tuple[Path, dict[str, Any
     except (OSError, ValueError):
         return
     else:
-        if isinstance(found, dict) and found.get("kind") == "local":
+        if isinstance(found, dict) and found.get("kind") == kind:
             yield directory, found
         return
     if levels:
         for inner in sorted(directory.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
-                yield from _markers(inner, levels - 1)
+                yield from _markers(inner, levels - 1, kind)
 
 
 def _owner_lives(found: Mapping[str, Any]) -> bool:
@@ -108,20 +108,31 @@ def reap(labels: Mapping[str, str]) -> list[str]:
     A box of this very process counts as left over: ask only when its own `stop` will not come.
     Returns a line for each.
     """
-    parent = default_work_parent()
     removed = []
-    for directory, found in list(_markers(parent, _LEVELS)):
-        has = found.get("labels")
-        if not isinstance(has, dict) or any(has.get(k) != v for k, v in labels.items()):
-            continue
-        if _owner_lives(found):
-            continue
+    for directory, found in abandoned("local", labels):
         killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
-        remove_tree(directory)
-        _remove_empty(directory.parent, parent)
-        attempt = has.get("ageval.attempt", directory.name)
+        remove_directory(directory)
+        attempt = found["labels"].get("ageval.attempt", directory.name)
         removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
     return removed
+
+
+def abandoned(kind: str, labels: Mapping[str, str]) -> list[tuple[Path, dict[str, Any]]]:
+    """Work directories of boxes of that kind with these labels and no living owner, with their markers."""
+    parent = default_work_parent()
+    return [
+        (directory, found)
+        for directory, found in _markers(parent, _LEVELS, kind)
+        if isinstance(found.get("labels"), dict)
+        and all(found["labels"].get(k) == v for k, v in labels.items())
+        and not _owner_lives(found)
+    ]
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a work directory, and the directories of its run if they are empty now."""
+    remove_tree(directory)
+    _remove_empty(directory.parent, default_work_parent())
 
 
 def _kill(box_id: str, seconds: float = 3.0) -> int:

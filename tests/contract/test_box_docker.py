@@ -6,9 +6,10 @@ import pytest
 
 pytest.register_assert_rewrite("pytest_ageval.testing.box_contract")
 
+from support.docker_engine import needs_docker  # noqa: E402
+
 from ageval_boxes.docker_box import DockerBox  # noqa: E402
 from pytest_ageval.testing.box_contract import BoxContract  # noqa: E402
-from support.docker_engine import needs_docker  # noqa: E402
 
 pytestmark = [pytest.mark.docker, needs_docker]
 

@@ -17,7 +17,11 @@ def _why_not() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no Docker engine: {error}"
-    return f"no Docker engine with {BASE} (.ci/services-docker): {done.stderr.strip()}" if done.returncode else None
+    return (
+        f"no Docker engine with {BASE} (.ci/services-docker): {done.stderr.strip()}"
+        if done.returncode
+        else None
+    )
 
 
 _missing = _why_not()

@@ -42,7 +42,7 @@ class Commands:
         self._ooms = 0
         self._ending: set[asyncio.Task[list[str]]] = set()
 
-    def of(self, container: str, _cwd: str | None) -> Commands:
+    def of(self, container: str) -> Commands:
         """Commands in a compose service's container, with its own user and environment."""
         return Commands(self.engine, container, "", {})
 
@@ -157,8 +157,9 @@ class Commands:
         cwd: str,
         env: Mapping[str, str] | None,
         user: str | None,
+        keep: bool,
     ) -> ExecTransport:
-        """Start a long-lived process."""
+        """Start a long-lived process; with `keep`, what detaches itself from it outlives it."""
         exec_id, cookie = await self._create(argv, cwd, env, user, stdin=True)
         stream = await ExecStream.start(self.engine, exec_id)
 
@@ -166,18 +167,18 @@ class Commands:
             return await self.exit_code(exec_id)
 
         async def end(grace: float) -> None:
-            await self.end(cookie, grace)
+            await self.end(cookie, grace, keep=keep)
 
         return ExecTransport(stream, exit_code, end)
 
-    async def end(self, cookie: str, grace: float) -> list[str]:
+    async def end(self, cookie: str, grace: float, *, keep: bool = False) -> list[str]:
         """End the processes of `cookie`, or all with ""; verify; say which. BoxError if some are left.
 
-        A container that is gone has none.
+        With `keep`, what has detached itself is spared. A container that is gone has no processes.
         """
         for _try in range(3):
             try:
-                output = await self._as_root(_sweep.arguments(cookie, grace))
+                output = await self._as_root(_sweep.arguments(cookie, grace, keep=keep))
             except BoxError as error:
                 if error.title == "environment_gone":
                     return []

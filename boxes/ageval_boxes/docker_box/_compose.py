@@ -27,20 +27,23 @@ UP_SECONDS = 3600.0
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 
-#: What a service may not have: each would give it this machine.
-_REFUSED = {
-    "privileged": lambda value: value is True,
-    "network_mode": lambda value: value == "host" or str(value).startswith("container:"),
-    "pid": lambda value: value == "host",
-    "ipc": lambda value: value == "host",
-    "userns_mode": lambda value: value == "host",
-    "uts": lambda value: value == "host",
-    "cgroup": lambda value: value == "host",
-    "devices": bool,
-    "cap_add": lambda value: any(str(name).upper().removeprefix("CAP_") in _CAPABLE for name in value or ()),
-    "security_opt": lambda value: any("unconfined" in str(row) for row in value or ()),
-}
-_CAPABLE = {"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH", "NET_ADMIN", "BPF"}
+#: Capabilities by which a service would reach this machine or the attempt.
+_CAPABLE = {
+    "ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH", "NET_ADMIN", "BPF",
+}  # fmt: skip
+
+
+def _reaches_out(key: str, value: Any) -> bool:
+    """With this setting a service would have this machine."""
+    if key in ("pid", "ipc", "userns_mode", "uts", "cgroup"):
+        return bool(value == "host")
+    if key == "network_mode":
+        return str(value) == "host" or str(value).startswith("container:")
+    if key == "cap_add":
+        return any(str(name).upper().removeprefix("CAP_") in _CAPABLE for name in value or ())
+    if key == "security_opt":
+        return any("unconfined" in str(row) for row in value or ())
+    return key in ("privileged", "devices") and bool(value)
 
 
 def find(task_root: Path | None) -> Path | None:
@@ -69,7 +72,9 @@ def isolated(document: dict[str, Any], directory: Path, labels: Mapping[str, str
         if not service.get("depends_on"):
             service.pop("depends_on", None)
     networks.setdefault("default", {"labels": dict(labels)})
-    kept = {key: document[key] for key in ("version", "secrets", "configs") if key in document}
+    kept: dict[str, Any] = {
+        key: document[key] for key in ("version", "secrets", "configs") if key in document
+    }
     return {**kept, "services": services, "networks": networks, "volumes": volumes}
 
 
@@ -89,11 +94,11 @@ def _mapping(labels: Any) -> dict[str, str]:
 
 
 def _check(name: str, service: Mapping[str, Any], directory: Path) -> None:
-    for key, refuses in _REFUSED.items():
-        if key in service and refuses(service[key]):
+    for key, value in service.items():
+        if _reaches_out(key, value):
             raise BoxError(
                 "environment_compose_failed",
-                f"the service {name} may not have {key}: {json.dumps(service[key])}",
+                f"the service {name} may not have {key}: {json.dumps(value)}",
             )
     for row in service.get("volumes") or ():
         source = _bind_source(row)

@@ -300,4 +300,4 @@ def _archive(recipe: str, context: Path | None, files: list[str] | tuple[str, ..
         row.size = len(data)
         tar.addfile(row, io.BytesIO(data))
     archive.seek(0)
-    return archive  # type: ignore[return-value]  # what TemporaryFile gives is one
+    return archive

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
+
 import msgspec
 
 
@@ -19,6 +21,7 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `python_version`: which variant of the base image, such as ``3.12``.
     `cap_add`: capabilities (``SYS_PTRACE``) that root in the box gets beyond those of an installer.
     `environment`: variables of every command.
+    `background`: what `quiesce` does with processes that detached themselves.
     """
 
     image: str | None = None
@@ -30,6 +33,7 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     python_version: str | None = None
     cap_add: list[str] = msgspec.field(default_factory=list)
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    background: Literal["kill", "keep"] = "kill"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything is started."""
@@ -61,4 +65,3 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 #: What `user` of an exec may be: a name or number, with a group or without.
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
-

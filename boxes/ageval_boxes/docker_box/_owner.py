@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ageval_boxes._files import remove_tree
+from ageval_boxes import _leftovers
 from ageval_boxes._leftovers import boot_id
 from ageval_boxes._processes import read_proc
 from ageval_boxes.docker_box._engine import Engine, connect, translated
-from pytest_ageval.box import work_parent
 
 BOX = "ageval.box"
-_HOST, _BOOT, _PID, _START, _WORK = (f"ageval.owner.{n}" for n in ("host", "boot", "pid", "start", "work"))
+_HOST, _BOOT, _PID, _START = (f"ageval.owner.{n}" for n in ("host", "boot", "pid", "start"))
 
 
-def labels(box_id: str, given: Mapping[str, str], work_dir: Path) -> dict[str, str]:
+def labels(box_id: str, given: Mapping[str, str]) -> dict[str, str]:
     """What a container, network or volume of the box `box_id` carries."""
     own = read_proc(os.getpid())
     return {
@@ -28,7 +26,6 @@ def labels(box_id: str, given: Mapping[str, str], work_dir: Path) -> dict[str, s
         _BOOT: boot_id(),
         _PID: str(os.getpid()),
         _START: str(own.start if own else 0),
-        _WORK: str(work_dir),
     }
 
 
@@ -54,12 +51,10 @@ def reap(wanted: Mapping[str, str]) -> list[str]:
     engine = connect()
     query = {"label": [BOX, *(f"{name}={value}" for name, value in wanted.items())]}
     removed: list[str] = []
-    works: set[str] = set()
     api = engine.client.api
     for row in translated(api.containers, all=True, filters=query):
         if not owner_lives(row["Labels"] or {}):
             _gone(api.remove_container, row["Id"], v=True, force=True)
-            works.add((row["Labels"] or {}).get(_WORK, ""))
             removed.append(_line("container", row["Names"][0].lstrip("/"), row["Labels"]))
     for row in translated(api.networks, filters=query):
         if not owner_lives(row["Labels"] or {}):
@@ -69,11 +64,9 @@ def reap(wanted: Mapping[str, str]) -> list[str]:
         if not owner_lives(row["Labels"] or {}):
             _gone(api.remove_volume, row["Name"], force=True)
             removed.append(_line("volume", row["Name"], row["Labels"]))
-    for work in sorted(works):
-        path = Path(work)
-        if work and work_parent() in path.parents and path.is_dir():
-            remove_tree(path)
-            removed.append(f"docker directory {path}")
+    for directory, _found in _leftovers.abandoned("docker", wanted):
+        _leftovers.remove_directory(directory)
+        removed.append(f"docker directory {directory}")
     return removed
 
 

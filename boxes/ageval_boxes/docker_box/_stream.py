@@ -29,9 +29,7 @@ class ExecStream:
             if engine.socket is not None:
                 reader, writer = await asyncio.open_unix_connection(engine.socket, limit=_CHUNK)
             else:
-                reader, writer = await asyncio.open_connection(
-                    *engine.address, ssl=engine.tls, limit=_CHUNK
-                )
+                reader, writer = await asyncio.open_connection(*engine.address, ssl=engine.tls, limit=_CHUNK)
         except OSError as error:
             raise unreachable(engine.host, error) from error
         body = json.dumps({"Detach": False, "Tty": False}).encode()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 #: Finds processes by the cookie in their environment, by descent and by session; without a cookie,
-#: everything but the container's first two processes (its init, and what keeps it open).
-#: Arguments: the cookie or "", twentieths of a second between TERM and KILL. Prints a line ``K<tab>pid<tab>command``
+#: everything but the container's first two processes (its init, and what keeps it open). With "keep",
+#: only what still descends from a command: not what has detached itself.
+#: Arguments: the cookie or "", twentieths of a second between TERM and KILL, "keep" or "". Prints a line ``K<tab>pid<tab>command``
 #: for each process ended, a line ``L`` for each that is left, and ``E`` at the end. Needs sh, grep, tr, cut, sleep.
 SCRIPT = r"""
-cookie=$1 grace=$2 me=$$ told=" "
+cookie=$1 grace=$2 keep=$3 me=$$ told=" "
 row() { # the fields that follow the name in parentheses, which may hold anything
   { IFS= read -r line < "/proc/$1/stat"; } 2>/dev/null || return 1
   set -- ${line##*) }
@@ -26,25 +27,35 @@ look() {
       keeper=$pid oldest=$start
     fi
   done
-  if [ -z "$cookie" ]; then
+  if [ -z "$cookie$keep" ]; then
     for r in $rows; do pid=${r%%:*}; [ "$pid" = "$keeper" ] || members="$members$pid "; done
     return
   fi
-  for path in $(grep -lsF -e "AGEVAL_BOX_COOKIE=$cookie" /proc/[0-9]*/environ); do
-    pid=${path#/proc/}; pid=${pid%/environ}
-    case " $rows" in *" $pid:"*) members="$members$pid " ;; esac
-  done
+  if [ -z "$cookie" ]; then
+    for r in $rows; do case $r in *:0:*) members="$members${r%%:*} " ;; esac; done
+  else
+    for path in $(grep -lsF -e "AGEVAL_BOX_COOKIE=$cookie" /proc/[0-9]*/environ); do
+      pid=${path#/proc/}; pid=${pid%/environ}
+      # A command's own process has its parent outside of the container: 0.
+      case " $rows" in *" $pid:0:"*) ;; *" $pid:"*) [ "$keep" ] && continue ;; *) continue ;; esac
+      members="$members$pid "
+    done
+  fi
   again=1
   while [ "$again" ]; do
     again=''
     for r in $rows; do
-      pid=${r%%:*} session=${r##*:} parent=${r#*:} parent=${r#*:}; parent=${parent%%:*}
+      pid=${r%%:*} session=${r##*:} parent=${r#*:}
+      parent=${parent%%:*}
       [ "$pid" = "$keeper" ] && continue
       case $members in
-        *" $pid "*) case $sessions in *" $session "*) ;; *) sessions="$sessions$session " again=1 ;; esac; continue ;;
+        *" $pid "*)
+          case $sessions in *" $session "*) ;; *) sessions="$sessions$session " again=1 ;; esac
+          continue
+          ;;
       esac
       case "$members" in *" $parent "*) members="$members$pid " again=1; continue ;; esac
-      case "$sessions" in *" $session "*) members="$members$pid " again=1 ;; esac
+      [ "$keep" ] || case "$sessions" in *" $session "*) members="$members$pid " again=1 ;; esac
     done
   done
 }
@@ -76,9 +87,9 @@ echo E
 """
 
 
-def arguments(cookie: str, grace: float) -> list[str]:
+def arguments(cookie: str, grace: float, *, keep: bool = False) -> list[str]:
     """The command that ends the processes of `cookie` ("": all), TERM first for `grace` seconds."""
-    return ["sh", "-c", SCRIPT, "sh", cookie, str(round(grace * 20))]
+    return ["sh", "-c", SCRIPT, "sh", cookie, str(round(grace * 20)), "keep" if keep else ""]
 
 
 def parse(output: str) -> tuple[list[str], int]:

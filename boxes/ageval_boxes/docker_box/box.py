@@ -137,11 +137,11 @@ class DockerBox(Box):
         for path in (WORKSPACE, HOME, ARTIFACTS):
             (self._files / PurePosixPath(path).name).mkdir(parents=True)
         self._files.chmod(0o755)
-        if self._owner is not None:
-            give(self._files, self._owner)
+        if self._gives_to is not None:
+            give(self._files, self._gives_to)
 
     @property
-    def _owner(self) -> tuple[int, int] | None:
+    def _gives_to(self) -> tuple[int, int] | None:
         """To whom shared files are given; None where they are the user's anyway."""
         return self._user if self._shared and os.geteuid() == 0 and self._user != (0, 0) else None
 
@@ -164,11 +164,13 @@ class DockerBox(Box):
         given = self.options.dockerfile
         recipe = root / (given or "environment/Dockerfile")
         if given and not (recipe.is_file() and recipe.resolve().is_relative_to(root.resolve())):
-            raise BoxError("environment_image_unresolved", f"the option dockerfile: no file {given} in {root}")
+            raise BoxError(
+                "environment_image_unresolved", f"the option dockerfile: no file {given} in {root}"
+            )
         return (recipe, root) if recipe.is_file() else (None, None)
 
     def _labels(self) -> dict[str, str]:
-        return _owner.labels(self._id, self.spec.labels, self.spec.work_dir)
+        return _owner.labels(self._id, self.spec.labels)
 
     async def _open_services(self, engine: Engine) -> None:
         file = _compose.find(self.spec.task_root)
@@ -265,7 +267,7 @@ class DockerBox(Box):
         _check(argv, env, user)
         if service is not None:
             target = await self._service(service)
-            commands = commands.of(target, cwd)
+            commands = commands.of(target)
             place = cwd
         else:
             place = WORKSPACE if cwd is None else str(check_path(cwd))
@@ -288,13 +290,17 @@ class DockerBox(Box):
         commands = self._running
         _check(argv, env, user)
         place = WORKSPACE if cwd is None else str(check_path(cwd))
-        if self._owner is not None:
+        if self._gives_to is not None:
             # What run.py wrote into the workspace as root, the agent must be able to change.
             work = self._files / "workspace"
-            await asyncio.to_thread(give, work, self._owner, of=0)
-        transport = await commands.attach(argv, cwd=place, env=env, user=user)
+            await asyncio.to_thread(give, work, self._gives_to, of=0)
+        transport = await commands.attach(argv, cwd=place, env=env, user=user, keep=self._keeps)
         self._transports.append(transport)
         return transport
+
+    @property
+    def _keeps(self) -> bool:
+        return bool(self.options.background == "keep")
 
     async def _service(self, name: str) -> str:
         if self._compose is None:
@@ -314,10 +320,10 @@ class DockerBox(Box):
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
         try:
             if self._shared and service is None:
-                work = functools.partial(put, self._files, self._staging, source, path, ROOT, self._owner)
+                work = functools.partial(put, self._files, self._staging, source, path, ROOT, self._gives_to)
                 notes = await asyncio.to_thread(work)
             else:
-                target = commands if service is None else commands.of(await self._service(service), None)
+                target = commands if service is None else commands.of(await self._service(service))
                 notes = await self._send(target, source, path, (0, 0) if service else self._user)
         except FileNotFoundError as error:
             raise BoxError("environment_upload_missing", f"{source} does not exist") from error
@@ -328,8 +334,6 @@ class DockerBox(Box):
     async def _send(
         self, target: Commands, source: Path, path: PurePosixPath, owner: tuple[int, int]
     ) -> list[str]:
-        if not os.path.lexists(source):
-            raise FileNotFoundError(source)
         archive, notes = await asyncio.to_thread(_copies.pack, source, path.name, owner)
         with archive:
             await target.make_room(path, owner)
@@ -360,9 +364,12 @@ class DockerBox(Box):
     # -- closing -----------------------------------------------------------------------------------
 
     async def quiesce(self) -> list[str]:
-        """Kill everything in the container but what keeps it open, verify, and say what was killed."""
+        """Kill everything in the container but what keeps it open, verify, and say what was killed.
+
+        With ``background: keep``, what has detached itself (a server that the task asked for) goes on.
+        """
         commands = self._running
-        ended = await commands.end("", 0.5)
+        ended = await commands.end("", 0.5, keep=self._keeps)
         for transport in self._transports:
             await transport.wait(2.0)
             await transport.close()
@@ -373,7 +380,7 @@ class DockerBox(Box):
         return ended
 
     async def stop(self, *, delete: bool = True) -> None:
-        """Remove container, services, networks and volumes by force, and the files unless `delete` is False."""
+        """Remove all of it by force: container, services, networks, volumes and, with `delete`, the files."""
         self._state = "stopped"
         engine = self._engine
         if engine is not None and self._owned:
