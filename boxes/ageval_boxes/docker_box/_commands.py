@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ageval_boxes._processes import COOKIE
@@ -21,6 +21,8 @@ from pytest_ageval.errors import BoxError
 GRACE = 0.5
 #: Seconds that one sweep, which kills for at most five, may take.
 SWEEP_SECONDS = 20.0
+#: Processes beyond the box's limit that a sweep may need.
+SPARE = 64
 
 _OOM = (
     "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
@@ -145,7 +147,12 @@ class Commands:
 
     async def oom_kills(self) -> int:
         """How many processes the kernel has ended in this container for want of memory."""
-        found = await self._as_root(["sh", "-c", _OOM])
+        try:
+            found = await self._as_root(["sh", "-c", _OOM])
+        except BoxError as error:
+            if error.title == "environment_gone":
+                return self._ooms
+            raise
         numbers = [int(word) for word in found.split() if word.isdigit()]
         self._ooms = max([self._ooms, *numbers])
         return self._ooms
@@ -176,20 +183,43 @@ class Commands:
 
         With `keep`, what has detached itself is spared. A container that is gone has no processes.
         """
-        for _try in range(3):
-            try:
-                output = await self._as_root(_sweep.arguments(cookie, grace, keep=keep))
-            except BoxError as error:
-                if error.title == "environment_gone":
-                    return []
-                raise
-            if output.endswith("E\n"):
-                ended, left = _sweep.parse(output)
-                if left:
-                    raise BoxError("environment_processes_left", f"{left} could not be killed in the box")
-                return ended
-            # Another sweep, of everything, ended this one.
-        raise BoxError("environment_processes_left", "the box's processes could not be looked at")
+        try:
+            output = await self._as_root(_sweep.arguments(cookie, grace, keep=keep))
+            if not output.endswith("E\n"):
+                # Ended by another sweep, of everything; or the box holds as many processes as it may.
+                async with self._more_processes():
+                    output = await self._as_root(_sweep.arguments(cookie, grace, keep=keep))
+        except BoxError as error:
+            if error.title == "environment_gone":
+                return []
+            raise
+        if not output.endswith("E\n"):
+            raise BoxError("environment_processes_left", "the box's processes could not be looked at")
+        ended, left = _sweep.parse(output)
+        if left:
+            raise BoxError("environment_processes_left", f"{left} could not be killed in the box")
+        return ended
+
+    @contextlib.asynccontextmanager
+    async def _more_processes(self) -> AsyncIterator[None]:
+        """Room for a few processes of ours beyond the box's limit."""
+        api = self.engine.client.api
+        found = await call(api.inspect_container, self.container)
+        limit = found["HostConfig"].get("PidsLimit") or 0
+
+        def change(number: int) -> None:
+            # The SDK's update_container has no such argument.
+            url = api._url("/containers/{0}/update", self.container)
+            api._result(api._post_json(url, data={"PidsLimit": number}), True)
+
+        if limit <= 0:
+            yield
+            return
+        await call(change, limit + SPARE)
+        try:
+            yield
+        finally:
+            await call(change, limit)
 
     async def _as_root(self, argv: Sequence[str]) -> str:
         """stdout of a command of root, or, in a service's container, of its own user."""

@@ -55,7 +55,10 @@ def find(task_root: Path | None) -> Path | None:
 
 
 def isolated(document: dict[str, Any], directory: Path, labels: Mapping[str, str]) -> dict[str, Any]:
-    """A resolved compose document as an attempt may run it. Raises BoxError ``environment_compose_failed``."""
+    """A resolved compose document as an attempt may run it.
+
+    Raises BoxError ``environment_compose_failed`` for a service that asks for more.
+    """
     services = {name: dict(row) for name, row in (document.get("services") or {}).items() if name != MAIN}
     volumes = {name: _own(row, labels) for name, row in (document.get("volumes") or {}).items()}
     networks = {name: _own(row, labels) for name, row in (document.get("networks") or {}).items()}

@@ -131,8 +131,8 @@ def check_gpus(engine: Engine, resources: Mapping[str, Any]) -> None:
     if "nvidia" not in (engine.info.get("Runtimes") or {}) and not engine.info.get("DiscoveredDevices"):
         raise BoxError(
             "environment_gpu_unavailable",
-            f"the task asks for {resources['gpus']} GPU(s), and the engine at {engine.host} has no runtime for "
-            "them; install the NVIDIA Container Toolkit",
+            f"the task asks for {resources['gpus']} GPU(s), and the engine at {engine.host} has no runtime "
+            "for them; install the NVIDIA Container Toolkit",
         )
 
 

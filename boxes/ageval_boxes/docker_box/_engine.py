@@ -10,6 +10,7 @@ import asyncio
 import errno
 import functools
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -108,6 +109,7 @@ def connect() -> Engine:
                 "environment_preflight_failed", f"the engine {host}: only unix:// and tcp:// are supported"
             )
         try:
+            _knock(host)
             tls = _tls(host)
             client = docker.DockerClient(
                 base_url=host, tls=tls or False, timeout=CALL_SECONDS, max_pool_size=THREADS, version="auto"
@@ -118,6 +120,14 @@ def connect() -> Engine:
         found = Engine(client, host, _context(tls), info)
         _clients[os.getpid(), host] = found
         return found
+
+
+def _knock(host: str) -> None:
+    """Connect and go: the SDK leaves a socket open for each try at an engine that is not there."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(10)
+            probe.connect(host.removeprefix("unix://"))
 
 
 def _tls(host: str) -> Any:

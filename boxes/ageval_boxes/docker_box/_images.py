@@ -115,9 +115,9 @@ async def _pull(engine: Engine, image: str, platform: str | None) -> None:
         elif not colon or "/" in tag:
             name, tag = repository, "latest"
         steps = engine.client.api.pull(name, tag=tag, platform=platform, stream=True, decode=True)
-        for step in steps:
-            if "error" in step:
-                raise BoxError("environment_image_unresolved", str(step["error"]))
+        # To the end also after an error, so that the connection can be used again.
+        for error in [str(step["error"]) for step in steps if "error" in step]:
+            raise BoxError("environment_image_unresolved", error)
 
     try:
         await _in_background(pull, lambda: None)
@@ -168,12 +168,14 @@ async def _build(
                 timeout=BUILD_SECONDS,
                 **more,
             )
+            errors = []
             for step in steps:
                 if stopped.is_set():
                     raise BoxError("environment_image_unresolved", "the build was cancelled")
                 said.append(str(step.get("stream", "")))
-                if "error" in step:
-                    raise BoxError("environment_image_unresolved", str(step["error"]).strip())
+                errors += [str(step["error"]).strip()] if "error" in step else []
+            if errors:
+                raise BoxError("environment_image_unresolved", errors[0])
 
     try:
         await _in_background(build, stopped.set)
@@ -275,7 +277,7 @@ def _digest(recipe: str, context: Path, more: str) -> tuple[str, list[str]]:
 
 
 def _archive(recipe: str, context: Path | None, files: list[str] | tuple[str, ...]) -> io.BufferedRandom:
-    """The context as the engine takes it, with the recipe as ``Dockerfile``. Times and owners are left out."""
+    """The context as the engine takes it, with the recipe as ``Dockerfile``, without times and owners."""
     import tempfile
 
     archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 #: Finds processes by the cookie in their environment, by descent and by session; without a cookie,
 #: everything but the container's first two processes (its init, and what keeps it open). With "keep",
 #: only what still descends from a command: not what has detached itself.
-#: Arguments: the cookie or "", twentieths of a second between TERM and KILL, "keep" or "". Prints a line ``K<tab>pid<tab>command``
-#: for each process ended, a line ``L`` for each that is left, and ``E`` at the end. Needs sh, grep, tr, cut, sleep.
+#: Arguments: the cookie or "", twentieths of a second between TERM and KILL, "keep" or "".
+#: Prints a line ``K<tab>pid<tab>command`` for each process ended, a line ``L`` for each that is left,
+#: and ``E`` at the end. Needs sh, grep, tr, cut, sleep.
 SCRIPT = r"""
 cookie=$1 grace=$2 keep=$3 me=$$ told=" "
 row() { # the fields that follow the name in parentheses, which may hold anything
