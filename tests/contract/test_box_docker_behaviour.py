@@ -1,6 +1,7 @@
 """What the docker box promises beyond the contract: limits, labels, leftovers, images, services."""
 
 import asyncio
+import http.server
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -462,6 +464,81 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         drive(box, body)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# -- the way out ------------------------------------------------------------------------------------
+
+
+class Site:
+    """An HTTP server of this machine that containers reach: on all its addresses."""
+
+    def __init__(self) -> None:
+        handler = type("Handler", (http.server.BaseHTTPRequestHandler,), {"do_GET": self._get})
+        handler.log_message = lambda *_words: None  # type: ignore[method-assign]
+        self._server = http.server.ThreadingHTTPServer(("0.0.0.0", 0), handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @staticmethod
+    def _get(request: Any) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "6")
+        request.end_headers()
+        request.wfile.write(b"served")
+
+    def __enter__(self) -> "Site":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def bridge_address() -> str:
+    words = ["docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "172.17.0.1"
+
+
+def test_only_what_is_allowed_can_be_reached(tmp_path: Path) -> None:
+    """By the proxy: the provider. Past it: nothing, neither a name nor an address nor this machine."""
+    address = bridge_address()
+    with Site() as provider, Site() as other:
+        url = f"http://{address}:{provider.port}/v1"
+        box = make_box(tmp_path / "w", options={"egress": "llm"}, model_urls=[url])
+
+        async def curl(*words: str) -> tuple[int, str]:
+            done = await box.exec(["curl", "-sS", "-m", "3", *words])
+            return done.exit_code, done.stdout
+
+        async def body() -> None:
+            assert await curl(url) == (0, "served")
+            assert await curl("-p", url) == (0, "served")  # a tunnel, as for https
+            code, said = await curl(f"http://{address}:{other.port}/")
+            assert (code, "is not on the list" in said) == (0, True)
+            assert (await curl("-p", f"http://{address}:{other.port}/"))[0] != 0
+            past = ("--noproxy", "*")
+            assert (await curl(*past, url))[0] != 0
+            found = inspect(box.handle()["container"])["NetworkSettings"]["Networks"]
+            (network,) = found.values()
+            for gateway in {address, network["Gateway"] or "169.254.1.1"}:
+                assert (await curl(*past, f"http://{gateway}:{other.port}/"))[0] != 0
+            lookup = "import socket; socket.setdefaulttimeout(3); socket.gethostbyname('deb.debian.org')"
+            assert not (await box.exec(["python3", "-c", lookup], timeout=30)).ok
+
+        drive(box, body)
+    assert on_engine(f"ageval.box={box.handle()['id']}") == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"egress_allow": ["a.example"]}, {"egress": "llm", "network": "none"},
+     {"egress": "llm", "egress_allow": ["http://a.example/x"]}],
+)  # fmt: skip
+def test_a_way_out_that_cannot_be(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="egress"):
+        make_box(tmp_path / "w", options=options)
 
 
 # -- compose services ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from ageval_boxes.docker_box._egress import NO_RESOLVER
 from ageval_boxes.docker_box._engine import Engine
 from pytest_ageval.box import ARTIFACTS, HOME, ROOT, WORKSPACE, cache_root
 from pytest_ageval.errors import BoxError
@@ -50,6 +51,8 @@ class Plan:
     labels: Mapping[str, str]
     files: Path | None
     project: Project | None
+    #: The network without a way out, with ``egress: llm``.
+    closed: str | None = None
 
 
 def agents_directory() -> Path:
@@ -78,6 +81,7 @@ def create(engine: Engine, plan: Plan) -> str:
         security_opt=["no-new-privileges"],
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *plan.options.cap_add],
+        dns=[NO_RESOLVER] if plan.closed else None,
         **_limits(plan.resources),
     )
     made = api.create_container(
@@ -99,6 +103,8 @@ def create(engine: Engine, plan: Plan) -> str:
 
 def _network(engine: Engine, plan: Plan) -> tuple[str, Any]:
     asked, project = plan.options.network, plan.project
+    if plan.closed is not None:
+        return plan.closed, None
     if asked.startswith("service:"):
         if project is None:
             raise BoxError("environment_options_invalid", f"network {asked}: there is no compose project")

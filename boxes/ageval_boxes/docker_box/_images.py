@@ -53,13 +53,13 @@ async def resolve(
             await _pull(engine, image, platform)
         return image
     if recipe is None or context is None:
-        return await _base(engine, platform, python_version, labels)
+        return await base(engine, platform, python_version, labels)
     text = await asyncio.to_thread(recipe.read_text, "utf-8")
     origin = ""
     if _FROM_BASE.search(text):
-        base = await _base(engine, platform, python_version, labels)
-        origin = await _image_id(engine, base) or ""
-        text = _FROM_BASE.sub(rf"\g<1>{base}", text)
+        origin_tag = await base(engine, platform, python_version, labels)
+        origin = await _image_id(engine, origin_tag) or ""
+        text = _FROM_BASE.sub(rf"\g<1>{origin_tag}", text)
     digest, files = await asyncio.to_thread(_digest, text, context, f"{platform}\0{origin}")
     tag = f"ageval-task:{digest[:16]}"
     build = {"labels": {**labels, "ageval.image": digest}}
@@ -71,9 +71,10 @@ async def resolve(
     return tag
 
 
-async def _base(
+async def base(
     engine: Engine, platform: str | None, python_version: str | None, labels: Mapping[str, str]
 ) -> str:
+    """The name of the base image; built from our recipe if it is not there."""
     tag = BASE if python_version is None else f"{BASE}-py{python_version}"
     if await _image_id(engine, tag) is not None:
         return tag

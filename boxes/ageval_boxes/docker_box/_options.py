@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from ageval_boxes.docker_box._egress import rules
+
 
 class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The options of a docker box.
@@ -21,6 +23,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `python_version`: which variant of the base image, such as ``3.12``.
     `cap_add`: capabilities (``SYS_PTRACE``) that root in the box gets beyond those of an installer.
     `environment`: variables of every command.
+    `egress`: with ``llm`` the box reaches the agents' ``base_url`` hosts and `egress_allow`
+    (``host`` or ``host:port``, ``*.host``) and nothing else, through a proxy.
     `background`: what `quiesce` does with processes that detached themselves.
     """
 
@@ -33,6 +37,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     python_version: str | None = None
     cap_add: list[str] = msgspec.field(default_factory=list)
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    egress: Literal["off", "llm"] = "off"
+    egress_allow: list[str] = msgspec.field(default_factory=list)
     background: Literal["kill", "keep"] = "kill"
 
     def __post_init__(self) -> None:
@@ -45,6 +51,11 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError("network: host would give the box the network of this machine")
         if self.python_version is not None and not re.fullmatch(r"\d+\.\d+", self.python_version):
             raise ValueError(f"python_version: {self.python_version!r} is not like 3.12")
+        if self.egress_allow and self.egress != "llm":
+            raise ValueError("egress_allow needs egress: llm")
+        if self.egress == "llm" and self.network != "bridge":
+            raise ValueError(f"egress: llm has a network of its own; network: {self.network} cannot be")
+        rules((), self.egress_allow)
         if self.image and self.docker_image and self.image != self.docker_image:
             raise ValueError("image and docker_image are two names of one option")
 

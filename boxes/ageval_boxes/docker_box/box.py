@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ageval_boxes import _leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, give, put, remove_tree
-from ageval_boxes.docker_box import _compose, _container, _copies, _images, _owner
+from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _owner
 from ageval_boxes.docker_box._commands import Commands
 from ageval_boxes.docker_box._engine import Engine, call, connect, failure
 from ageval_boxes.docker_box._options import USER, DockerOptions
@@ -64,6 +64,7 @@ class DockerBox(Box):
         self._commands: Commands | None = None
         self._compose: _compose.Project | None = None
         self._container_id = ""
+        self._closed: str | None = None
         self._shared = False
         self._user = (10001, 10001)
         self._files = spec.work_dir / "box"
@@ -104,6 +105,7 @@ class DockerBox(Box):
             raise failure(error) from error
         image = await self._image(engine)
         await self._open_services(engine)
+        await self._close_network(engine)
         await self._open_container(engine, image)
         self._commands = Commands(
             engine, self._container_id, f"{self._user[0]}:{self._user[1]}", self._variables()
@@ -154,8 +156,12 @@ class DockerBox(Box):
             context=context,
             platform=self.options.platform,
             python_version=self.options.python_version,
-            labels={k: v for k, v in self.spec.labels.items() if k == "ageval.run"},
+            labels=self._image_labels(),
         )
+
+    def _image_labels(self) -> dict[str, str]:
+        # An image outlives its attempt: only who made it.
+        return {k: v for k, v in self.spec.labels.items() if k == "ageval.run"}
 
     def _recipe(self) -> tuple[Path | None, Path | None]:
         root = self.spec.task_root
@@ -186,6 +192,20 @@ class DockerBox(Box):
         )
         await self._compose.up()
 
+    async def _close_network(self, engine: Engine) -> None:
+        if self.options.egress == "off":
+            return
+        if self._compose is not None:
+            raise BoxError(
+                "environment_options_invalid",
+                "egress: llm cannot be enforced beside compose services: they are a way out",
+            )
+        labels = self._labels()
+        base = await _images.base(engine, self.options.platform, None, self._image_labels())
+        self._closed = await _egress.open_network(engine, f"ageval-{self._id}", labels)
+        allowed = _egress.rules(self.spec.model_urls, self.options.egress_allow)
+        await _egress.start_proxy(engine, base, self._closed, allowed, labels)
+
     async def _open_container(self, engine: Engine, image: str) -> None:
         plan = _container.Plan(
             image=image,
@@ -195,6 +215,7 @@ class DockerBox(Box):
             labels=self._labels(),
             files=self._files if self._shared else None,
             project=self._compose,
+            closed=self._closed,
         )
         try:
             self._container_id = await call(_container.create, engine, plan)
@@ -213,6 +234,7 @@ class DockerBox(Box):
             "AGEVAL_ARTIFACTS": ARTIFACTS,
             "AGEVAL_EVALUATION": EVALUATION,
             "AGEVAL_ATTEMPT_ID": self.spec.attempt_id,
+            **(_egress.variables() if self._closed is not None else {}),
             **self.options.environment,
         }
 
