@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
+from pytest_ageval.attempt.scoring import isolated
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, add_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
@@ -77,7 +78,7 @@ async def materialise(attempt: Attempt) -> None:
                 await box.upload(source, WORKSPACE)
                 attempt.fact("workspace_materialized", {"artifact": row.artifact})
     gold = locked.directory("evaluation")
-    if gold is not None:
+    if gold is not None and not isolated(attempt):
         await box.upload(gold, EVALUATION)
         attempt.fact("gold_materialized", {"at": "evaluate"})
 

@@ -15,6 +15,9 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     `image` (or `docker_image`): an image to use as it is; pulled if it is not there.
     `dockerfile`: a recipe, as a path below the task's directory, in place of ``environment/Dockerfile``.
+    `build_context`: what the recipe's COPY sees, as a path below the task's directory; default: all of
+    it but ``evaluation/`` and ``solution/``.
+    `services`: start the services of the task's compose file, if it has one.
     `user`: ``uid``, ``uid:gid`` or ``root``; default: 10001:10001, or the user who runs pytest when
     that is not root.
     `network`: ``bridge``, ``none``, the name of a network, or ``service:<name>`` to share the network
@@ -31,6 +34,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     image: str | None = None
     docker_image: str | None = None
     dockerfile: str | None = None
+    build_context: str | None = None
+    services: bool = True
     user: str | None = None
     network: str = "bridge"
     platform: str | None = None

@@ -173,18 +173,26 @@ class DockerBox(Box):
             raise BoxError(
                 "environment_image_unresolved", f"the option dockerfile: no file {given} in {root}"
             )
-        return (recipe, root) if recipe.is_file() else (None, None)
+        if not recipe.is_file():
+            return None, None
+        context = root / (self.options.build_context or "")
+        if not (context.is_dir() and context.resolve().is_relative_to(root.resolve())):
+            raise BoxError(
+                "environment_image_unresolved",
+                f"the option build_context: no directory {self.options.build_context} in {root}",
+            )
+        return recipe, context
 
     def _labels(self) -> dict[str, str]:
         return _owner.labels(self._id, self.spec.labels)
 
     async def _open_services(self, engine: Engine) -> None:
-        file = _compose.find(self.spec.task_root)
+        file = _compose.find(self.spec.task_root) if self.options.services else None
         if file is None:
             if self.options.network.startswith("service:"):
                 raise BoxError(
                     "environment_options_invalid",
-                    f"network {self.options.network}: the task has no environment/compose.yaml",
+                    f"network {self.options.network}: there are no compose services",
                 )
             return
         self._compose = _compose.Project(
