@@ -263,6 +263,26 @@ def test_a_server_stays_when_the_task_keeps_its_background(tmp_path: Path) -> No
     drive(box, body)
 
 
+@pytest.mark.parametrize("delay", [0.02, 0.1, 0.15, 0.2, 0.3])
+@pytest.mark.parametrize("options", [{}, {"egress": "llm"}], ids=["plain", "egress"])
+def test_a_start_that_is_cancelled_leaves_nothing(
+    tmp_path: Path, delay: float, options: dict[str, Any]
+) -> None:
+    box = make_box(tmp_path / "w", options=options)
+
+    async def main() -> None:
+        starting = asyncio.ensure_future(box.start())
+        await asyncio.wait({starting}, timeout=delay)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await box.stop()
+
+    asyncio.run(main())
+    time.sleep(0.5)
+    assert on_engine(f"ageval.box={box.handle()['id']}") == []
+    assert not (tmp_path / "w").exists()
+
+
 # -- whose files they are --------------------------------------------------------------------------
 
 AS_USER = """
@@ -326,6 +346,35 @@ def test_a_user_who_is_not_root_gets_files_of_root_too(tmp_path: Path) -> None:
         assert done.stdout.splitlines() == ["4321 True", "0 False"]
     finally:
         shutil.rmtree(directory)
+
+
+ELSEWHERE = """
+import asyncio, sys
+from pathlib import Path
+from ageval_boxes.docker_box import DockerBox
+from pytest_ageval.box import BoxSpec, WORKSPACE
+
+async def main(root):
+    box = DockerBox(BoxSpec("docker", "a1", "t", root / "work"))
+    (root / "file").write_text("up")
+    try:
+        await box.start()
+        await box.upload(root / "file", WORKSPACE + "/file")
+        print((await box.exec(["cat", "file"])).stdout, box.host_path(WORKSPACE), box.expose)
+    finally:
+        await box.stop()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace")
+def test_an_engine_that_does_not_see_our_files_gets_copies(tmp_path: Path) -> None:
+    """As where we run in a container into which the engine's socket was mounted."""
+    inside = f'mount -t tmpfs tmpfs "{tmp_path}" && exec "$0" -c "$1" "{tmp_path}"'
+    words = ["unshare", "-m", "sh", "-c", inside, sys.executable, ELSEWHERE]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("up None None\n", 0), done.stderr
 
 
 def test_what_the_task_script_writes_the_agent_can_change(tmp_path: Path) -> None:

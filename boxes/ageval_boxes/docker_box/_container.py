@@ -142,7 +142,7 @@ def check_gpus(engine: Engine, resources: Mapping[str, Any]) -> None:
         )
 
 
-def make_directories(engine: Engine, container: str, _files: Path, owner: tuple[int, int]) -> None:
+def make_directories(engine: Engine, container: str, owner: tuple[int, int]) -> None:
     """Make the empty directories of a box whose files are not the host's. Blocks."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:

@@ -70,7 +70,7 @@ class DockerBox(Box):
         self._files = spec.work_dir / "box"
         self._staging = spec.work_dir / "staging"
         self._transports: list[ExecTransport] = []
-        self._starting: asyncio.Task[None] | None = None
+        self._creating: asyncio.Future[str] | None = None
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -215,6 +215,19 @@ class DockerBox(Box):
         await _egress.start_proxy(engine, base, self._closed, allowed, labels)
 
     async def _open_container(self, engine: Engine, image: str) -> None:
+        if not await self._create(engine, image):
+            # The engine is elsewhere, although its socket is here.
+            self._shared = False
+            await self._create(engine, image)
+        try:
+            if not self._shared:
+                await call(_container.make_directories, engine, self._container_id, self._user)
+            await call(engine.client.api.start, self._container_id)
+        except BoxError as error:
+            raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+
+    async def _create(self, engine: Engine, image: str) -> bool:
+        """Create the container; False if the engine does not see the files that it is to share."""
         plan = _container.Plan(
             image=image,
             name=f"ageval-{self._id}",
@@ -225,14 +238,15 @@ class DockerBox(Box):
             project=self._compose,
             closed=self._closed,
         )
+        self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
         try:
-            self._container_id = await call(_container.create, engine, plan)
-            if not self._shared:
-                await call(_container.make_directories, engine, self._container_id, self._files, self._user)
-            await call(engine.client.api.start, self._container_id)
+            # Shielded: a container that is being made when we are cancelled must be known to `stop`.
+            self._container_id = await asyncio.shield(self._creating)
         except BoxError as error:
-            # What is named in the engine's words tells more than ours would.
+            if self._shared and "bind source path does not exist" in error.message:
+                return False
             raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+        return True
 
     def _variables(self) -> dict[str, str]:
         return {
@@ -411,10 +425,17 @@ class DockerBox(Box):
 
     async def stop(self, *, delete: bool = True) -> None:
         """Remove all of it by force: container, services, networks, volumes and, with `delete`, the files."""
+        interrupted = self._state == "starting"
         self._state = "stopped"
         engine = self._engine
         if engine is not None and self._owned:
+            if self._creating is not None:
+                await asyncio.wait({self._creating}, timeout=5)
             await call(_owner.remove_all, engine, self._id)
+            if interrupted:
+                # What the engine was still making when `start` was cancelled.
+                await asyncio.sleep(0.5)
+                await call(_owner.remove_all, engine, self._id)
         for transport in self._transports:
             await transport.close()
         self._transports.clear()
