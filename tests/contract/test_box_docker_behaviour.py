@@ -224,6 +224,8 @@ def test_an_attached_process_ends_with_its_container(tmp_path: Path, end: str) -
 
     async def body() -> None:
         transport = await box.attach_stdio(["cat"])
+        await transport.write(b"up")
+        assert await transport.read() == b"up"
         words = ["rm", "-f"] if end == "rm" else ["kill"]
         await asyncio.to_thread(docker, *words, box.handle()["container"])
         begun = time.monotonic()

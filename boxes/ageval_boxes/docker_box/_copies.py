@@ -33,8 +33,12 @@ def pack(source: Path, name: str, owner: tuple[int, int]) -> tuple[IO[bytes], li
         return row
 
     archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        tar.add(str(source), arcname=name, filter=adopt)
+    try:
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.add(str(source), arcname=name, filter=adopt)
+    except BaseException:
+        archive.close()
+        raise
     archive.seek(0)
     return archive, notes
 
