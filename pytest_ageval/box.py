@@ -80,7 +80,8 @@ class BoxSpec:
     the evidence; the kind creates and removes it. `hidden` are host directories (the data set, the
     evidence root) that nothing in the box may reach. `resources` are what the task asks for
     (``cpus``, ``memory_mb``, ...). `labels` go onto everything the kind creates, so that leftovers
-    can be found: ``ageval.run``, ``ageval.worker``, ``ageval.attempt``.
+    can be found: ``ageval.run``, ``ageval.worker``, ``ageval.attempt``. `model_urls` are where the
+    agents' providers are, for a kind that can close the rest of the network.
     """
 
     kind: str
@@ -93,6 +94,7 @@ class BoxSpec:
     resources: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     hidden: Sequence[Path] = ()
+    model_urls: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,12 @@ class Box(abc.ABC):
 def work_parent() -> Path:
     """The host directory under which every box of this user has its `work_dir`."""
     return Path(tempfile.gettempdir()).absolute() / f"pytest-ageval-{os.getuid()}"
+
+
+def cache_root() -> Path:
+    """The host directory in which this user keeps what is made once: agents' installs, locks of builds."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pytest-ageval"
 
 
 def check_path(path: str) -> PurePosixPath:

@@ -13,6 +13,7 @@ from pytest_ageval.executor import Executor
 
 BOXES: Mapping[str, str] = {
     "daytona": "ageval_boxes.daytona:DaytonaBox",
+    "docker": "ageval_boxes.docker_box:DockerBox",
     "e2b": "ageval_boxes.e2b:E2BBox",
     "local": "ageval_boxes.local:LocalBox",
     "ssh": "ageval_boxes.ssh:SshBox",

@@ -66,12 +66,17 @@ def _target(here: list[str], link: str, visible: str, path: PurePosixPath) -> li
 
 @contextmanager
 def parent_of(
-    box: Path, path: PurePosixPath, *, visible: str = ROOT, create: bool = False
+    box: Path,
+    path: PurePosixPath,
+    *,
+    visible: str = ROOT,
+    create: bool = False,
+    owner: tuple[int, int] | None = None,
 ) -> Iterator[tuple[int, str]]:
     """The opened directory that holds `path`, and the last component.
 
     `box` is the host's directory behind ``/attempt``; `visible` what a process in the box calls it
-    (what absolute links begin with). With `create`, missing directories are made.
+    (what absolute links begin with). With `create`, missing directories are made, and given to `owner`.
     """
     *todo, last = path.parts[2:]
     todo.reverse()
@@ -98,7 +103,7 @@ def parent_of(
                     names = []
                 todo += reversed(again)
                 continue
-            stack.append(_enter(stack[-1], name, path, create=create))
+            stack.append(_enter(stack[-1], name, path, create=create, owner=owner))
             names.append(name)
         yield stack[-1], last
     finally:
@@ -118,7 +123,9 @@ def _link(fd: int, name: str) -> str | None:
         return None
 
 
-def _enter(fd: int, name: str, path: PurePosixPath, *, create: bool) -> int:
+def _enter(
+    fd: int, name: str, path: PurePosixPath, *, create: bool, owner: tuple[int, int] | None = None
+) -> int:
     try:
         try:
             return os.open(name, _DIRECTORY, dir_fd=fd)
@@ -127,6 +134,8 @@ def _enter(fd: int, name: str, path: PurePosixPath, *, create: bool) -> int:
                 raise
             with suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=fd)
+                if owner is not None:
+                    os.chown(name, *owner, dir_fd=fd, follow_symlinks=False)
             return os.open(name, _DIRECTORY, dir_fd=fd)
     except FileNotFoundError:
         raise
@@ -217,11 +226,19 @@ def _copy_directory(fd: int, name: str, dest: Path, budget: Budget, shown: str, 
         os.close(source)
 
 
-def put(box: Path, staging: Path, source: Path, path: PurePosixPath, visible: str) -> list[str]:
+def put(
+    box: Path,
+    staging: Path,
+    source: Path,
+    path: PurePosixPath,
+    visible: str,
+    owner: tuple[int, int] | None = None,
+) -> list[str]:
     """Copy `source` of the host into the box, replacing `path`; returns notes.
 
     The copy is made in `staging` (same file system, out of the box's sight) and moved into place,
-    so that nothing in the box can lead the writing elsewhere.
+    so that nothing in the box can lead the writing elsewhere. `owner` is the user and group to
+    which the copy, and directories made on the way, are given (root only).
     """
     budget = Budget("environment_upload_invalid")
     staging.mkdir(mode=0o700, exist_ok=True)
@@ -233,9 +250,37 @@ def put(box: Path, staging: Path, source: Path, path: PurePosixPath, visible: st
         os.close(outer)
     if not os.path.lexists(new):
         raise BoxError("environment_upload_missing", f"{source}: neither a file nor a directory")
-    with parent_of(box, path, visible=visible, create=True) as (fd, last):
+    if owner is not None:
+        give(new, owner)
+    with parent_of(box, path, visible=visible, create=True, owner=owner) as (fd, last):
         _swap(new, fd, last, staging, mode)
     return budget.notes
+
+
+def give(path: Path, owner: tuple[int, int], *, of: int | None = None) -> None:
+    """Give `path` and all below it to `owner`; with `of`, only what belongs to that user.
+
+    Never follows a link, also when the box changes the tree at the same time.
+    """
+    fd = os.open(path.parent, _DIRECTORY)
+    try:
+        _give_one(fd, path.name, owner, of)
+    finally:
+        os.close(fd)
+    if path.is_symlink() or not path.is_dir():
+        return
+    for _top, directories, files, inner in os.fwalk(path, follow_symlinks=False):
+        for name in (*directories, *files):
+            with suppress(FileNotFoundError):  # taken away while we looked
+                _give_one(inner, name, owner, of)
+
+
+def _give_one(fd: int, name: str, owner: tuple[int, int], of: int | None) -> None:
+    if of is not None:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if info.st_uid != of or (info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode)):
+            return
+    os.chown(name, *owner, dir_fd=fd, follow_symlinks=False)
 
 
 def _swap(new: Path, fd: int, last: str, staging: Path, mode: int) -> None:

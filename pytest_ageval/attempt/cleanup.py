@@ -11,6 +11,7 @@ from pytest_ageval import portal
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.guard import AGENTS, drop
 from pytest_ageval.attempt.record import summarize
+from pytest_ageval.attempt.scoring import stop_scoring_boxes
 from pytest_ageval.box import WORKSPACE
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ async def cleanup(attempt: Attempt) -> None:
     if attempt.service is not None and not attempt.service.sealed:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(attempt.service.seal(), SESSIONS_SECONDS)
-    await stop_box(attempt, facts)
+    await asyncio.gather(stop_box(attempt, facts), stop_scoring(attempt, facts))
     reported = await slots.call(attempt, "cleanup_report", facts)
     for fact in reported if isinstance(reported, list) else facts:
         attempt.fact(str(fact["name"]), fact.get("detail"))
@@ -48,6 +49,17 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
         facts.append({"name": "environment_stopped", "detail": {"deleted": delete}})
     if not delete:
         keep_workspace(attempt, facts)
+
+
+async def stop_scoring(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
+    """Stop the scoring boxes, as `stop_box`."""
+    if not attempt.scoring_boxes:
+        return
+    try:
+        await asyncio.wait_for(stop_scoring_boxes(attempt), BOX_SECONDS)
+    except Exception as error:  # whatever it is, the result must still be written
+        attempt.cleanup_warning = f"{type(error).__name__}: {error}"
+        facts.append({"name": "cleanup_warning", "detail": {"message": attempt.cleanup_warning}})
 
 
 def keep_workspace(attempt: Attempt, facts: list[dict[str, Any]]) -> None:

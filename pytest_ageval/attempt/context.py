@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -91,6 +92,8 @@ class Attempt:
         self.clock = PhaseClock(None)
         self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
         self.mirror: Mirror | None = None
+        #: With ``evaluate_host.isolated``: the boxes in which the work is judged, by name.
+        self.scoring_boxes: dict[str, asyncio.Future[Box]] = {}
         self.service: AgentService | None = None
         self._verdict: Verdict | None = None
         self._error: AgevalError | None = None

@@ -73,6 +73,7 @@ def box_spec(attempt: Attempt) -> BoxSpec:
         resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
         labels=attempt.identity.labels,
         hidden=(locked.dataset_root, attempt.evidence.root.parent),
+        model_urls=tuple(row.base_url for row in locked.bindings.values() if row.base_url),
     )
 
 

@@ -12,6 +12,7 @@ from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
 from pytest_ageval.attempt.mirror import mirror_of
+from pytest_ageval.attempt.scoring import isolated
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, added_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
@@ -95,7 +96,7 @@ async def materialise(attempt: Attempt) -> None:
                 await box.upload(source, WORKSPACE)
                 attempt.fact("workspace_materialized", {"artifact": row.artifact})
     gold = locked.directory("evaluation")
-    if gold is not None:
+    if gold is not None and not isolated(attempt):
         await box.upload(gold, EVALUATION)
         attempt.fact("gold_materialized", {"at": "evaluate"})
 

@@ -1,20 +1,35 @@
-"""``scoring.exec``: an evaluator runs a command in the box in which the agent worked."""
+"""``scoring.exec``: an evaluator runs a command in the box in which the work is judged.
+
+That is the agent's own box, or, with ``evaluate_host.isolated``, a box of its own, made from another
+recipe when it is first used: with the workspace, the artifacts and gold, and nothing else that the
+agent left.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.mirror import mirror_of
+from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE, Box
 from pytest_ageval.errors import BoxError
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
 
+#: The scoring box of a task that names none.
+MAIN = "main"
+#: Options that a scoring box takes over from the agent's box; ``evaluate_host`` may set others.
+INHERITED = ("platform", "user", "python_version")
+RECIPE = "environment/evaluate.Dockerfile"
+
 
 async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Run `argv`; `env` maps names to the *names* of variables whose values the parent looks up."""
-    name = str(payload.get("name") or "main")
+    name = str(payload.get("name") or MAIN)
     if attempt.locked.evaluation.environments and name not in attempt.locked.evaluation.environments:
         known = ", ".join(sorted(attempt.locked.evaluation.environments))
         return _refused("unknown_evaluate_environment", f"{name!r}; known: {known}")
@@ -24,13 +39,14 @@ async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str
         if value is None:
             return _refused("unset_locator", f"the environment variable {locator} is not set")
         env[variable] = value
-    left, asked = attempt.clock.remaining(), payload.get("timeout_sec")
-    timeout = min((t for t in (left, asked) if t is not None), default=None)
-    mirror = mirror_of(attempt)
     try:
+        box = await scoring_box(attempt, name)
+        mirror = mirror_of(attempt) if box is attempt.raw_box else None
+        left, asked = attempt.clock.remaining(), payload.get("timeout_sec")
+        timeout = min((t for t in (left, asked) if t is not None), default=None)
         if mirror is not None:
             await mirror.push()
-        done = await attempt.raw_box.exec(list(payload["argv"]), env=env, timeout=timeout)
+        done = await box.exec(list(payload["argv"]), env=env, timeout=timeout)
         if mirror is not None:
             await mirror.pull()
     except BoxError as error:
@@ -48,3 +64,76 @@ async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str
 
 def _refused(error: str, message: str) -> dict[str, Any]:
     return {"ok": False, "error": error, "detail": message}
+
+
+def isolated(attempt: Attempt) -> bool:
+    """The work is judged in boxes of its own."""
+    return attempt.locked.evaluate_host.get("isolated") is True
+
+
+async def scoring_box(attempt: Attempt, name: str) -> Box:
+    """The box `name`, started; opened when it is first asked for, once."""
+    if not isolated(attempt):
+        return attempt.raw_box
+    opening = attempt.scoring_boxes.get(name)
+    if opening is None:
+        number = len(attempt.scoring_boxes)
+        opening = asyncio.ensure_future(_open(attempt, name, number))
+        attempt.scoring_boxes[name] = opening
+    return await asyncio.shield(opening)
+
+
+def scoring_options(attempt: Attempt, name: str) -> dict[str, Any]:
+    """The options of the box `name`: its recipe or image, what is inherited, what the profile says."""
+    evaluation = attempt.locked.evaluation
+    found = {k: v for k, v in attempt.locked.box.options.items() if k in INHERITED}
+    found |= attempt.locked.evaluate_host.get("environment_options") or {}
+    row = evaluation.environments.get(name)
+    image = row.docker_image if row is not None else evaluation.docker_image
+    if image is not None:
+        return {**found, "image": image, "services": False}
+    found |= {"dockerfile": RECIPE if row is None else row.dockerfile, "services": False}
+    if row is not None and row.context:
+        found["build_context"] = row.context
+    return found
+
+
+async def _open(attempt: Attempt, name: str, number: int) -> Box:
+    origin = attempt.raw_box
+    work = origin.spec.work_dir.with_name(f"{origin.spec.work_dir.name}-score{number}")
+    spec = replace(origin.spec, work_dir=work, options=scoring_options(attempt, name))
+    box = attempt.registry.box(spec.kind)(spec)
+    try:
+        await box.start()
+        await _fill(attempt, box, work)
+    except BaseException:
+        await box.stop()
+        raise
+    attempt.fact("scoring_environment_started", {"name": name, "kind": box.kind})
+    return box
+
+
+async def _fill(attempt: Attempt, box: Box, work: Path) -> None:
+    workspace = attempt.raw_box.host_path(WORKSPACE)
+    if workspace is None:
+        workspace = work / "from-the-agent"
+        await attempt.raw_box.download(WORKSPACE, workspace)
+    await box.upload(workspace, WORKSPACE)
+    if any(attempt.evidence.artifacts.iterdir()):
+        await box.upload(attempt.evidence.artifacts, ARTIFACTS)
+    gold = attempt.locked.directory("evaluation")
+    if gold is not None:
+        await box.upload(gold, EVALUATION)
+
+
+async def stop_scoring_boxes(attempt: Attempt) -> None:
+    """Close all that were opened. Raises the first error, after all have been tried."""
+    openings = list(attempt.scoring_boxes.values())
+    attempt.scoring_boxes.clear()
+    for opening in openings:
+        opening.cancel()
+    boxes = await asyncio.gather(*openings, return_exceptions=True)
+    ended = await asyncio.gather(*(b.stop() for b in boxes if isinstance(b, Box)), return_exceptions=True)
+    for error in ended:
+        if isinstance(error, BaseException):
+            raise error

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ageval.box import HOME, Box
+from pytest_ageval.box import cache_root as box_cache_root
 from pytest_ageval.errors import ExecutorError
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def shares_host_files(box: Box) -> bool:
 
 def cache_root() -> Path:
     """The directory of all installs of this user."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pytest-ageval" / "agents"
+    return box_cache_root() / "agents"
 
 
 def install_name(entry: Entry, platform_: str, node_major: int) -> str:
@@ -361,6 +361,7 @@ async def ensure_runtime(
     else:
         directory = await install_on_host(entry, tools, may_install=may_install)
     expose = box.expose  # type: ignore[attr-defined]  # shares_host_files saw it
-    for path in (directory, tools.node.resolve().parent):
-        expose(path)
-    return Runtime(str(directory), str(tools.node.resolve()), platform_name(platform.machine()))
+    # A kind that shows a file elsewhere than on the host says where.
+    shown = expose(directory) or str(directory)
+    program = tools.node.resolve()
+    return Runtime(shown, expose(program) or str(program), platform_name(platform.machine()))

@@ -1,0 +1,484 @@
+"""`DockerBox`: opening and closing a container, and copying; commands are in `_commands`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, TypeVar
+
+from ageval_boxes import _leftovers
+from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, give, put, remove_tree
+from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _owner
+from ageval_boxes.docker_box._commands import Commands
+from ageval_boxes.docker_box._engine import Engine, call, connect, failure
+from ageval_boxes.docker_box._options import USER, DockerOptions
+from ageval_boxes.docker_box._transport import ExecTransport
+from pytest_ageval.box import (
+    ARTIFACTS,
+    EVALUATION,
+    HOME,
+    ROOT,
+    WORKSPACE,
+    Box,
+    BoxSpec,
+    ExecResult,
+    StdioTransport,
+    check_path,
+    work_parent,
+)
+from pytest_ageval.errors import BoxError
+
+T = TypeVar("T")
+
+
+class DockerBox(Box):
+    """One container.
+
+    `warnings` says what was asked for and not done, and what was noticed: files that were not copied,
+    resources that are not enforced, processes that the kernel ended for want of memory.
+    """
+
+    kind = "docker"
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"exec", "upload", "download", "attach_stdio", "uid_gid", "path_views", "compose"}
+    )
+    Options = DockerOptions
+
+    #: The most that one download may bring, in bytes and in files.
+    download_bytes: int = DOWNLOAD_BYTES
+    download_files: int = DOWNLOAD_FILES
+
+    def __init__(self, spec: BoxSpec) -> None:
+        super().__init__(spec)
+        self.warnings: list[str] = []
+        self._state: Literal["new", "starting", "started", "stopped"] = "new"
+        self._id = secrets.token_hex(8)
+        self._owned = False
+        self._engine: Engine | None = None
+        self._commands: Commands | None = None
+        self._compose: _compose.Project | None = None
+        self._container_id = ""
+        self._closed: str | None = None
+        self._shared = False
+        self._user = (10001, 10001)
+        self._files = spec.work_dir / "box"
+        self._staging = spec.work_dir / "staging"
+        self._transports: list[ExecTransport] = []
+        self._creating: asyncio.Future[str] | None = None
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    @classmethod
+    def describe(cls, options: Mapping[str, Any]) -> str:
+        """``docker (<image>)`` or ``docker``."""
+        image = options.get("image") or options.get("docker_image")
+        return f"docker ({image})" if image else "docker"
+
+    async def preflight(self) -> None:
+        """Refuse without the SDK, without an engine that answers, without GPUs that were asked for."""
+        engine = await self._connect()
+        await call(engine.client.ping)
+        _container.check_gpus(engine, self.spec.resources)
+
+    async def _connect(self) -> Engine:
+        if self._engine is None:
+            self._engine = await asyncio.to_thread(connect)
+        return self._engine
+
+    async def start(self) -> None:
+        """Make or find the image, start compose services if there are any, and the container."""
+        if self._state != "new":
+            raise BoxError("environment_already_started", f"this box is {self._state}")
+        self._state = "starting"
+        await self.preflight()
+        engine = await self._connect()
+        self._choose_user(engine)
+        try:
+            await asyncio.to_thread(self._make_directories)
+        except OSError as error:
+            raise failure(error) from error
+        image = await self._image(engine)
+        await self._open_services(engine)
+        await self._close_network(engine)
+        await self._open_container(engine, image)
+        self._commands = Commands(
+            engine, self._container_id, f"{self._user[0]}:{self._user[1]}", self._variables()
+        )
+        self._state = "started"
+
+    def _choose_user(self, engine: Engine) -> None:
+        """The box's user, and whether its files can be the host's: it or root must be us."""
+        own = engine.own_uid
+        default = (own, os.getegid() if own else 0) if own and own == os.geteuid() else (10001, 10001)
+        if own == 0 and os.geteuid() != 0:
+            default = (0, 0)  # a rootless engine: its root is this user
+        self._user = self.options.ids(default)
+        local = engine.socket is not None
+        root = os.geteuid() == 0 and own == 0
+        self._shared = local and own is not None and (root or self._user[0] == own)
+        asked = sorted({"storage_mb"} & set(self.spec.resources))
+        if asked:
+            self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
+
+    def _make_directories(self) -> None:
+        work = self.spec.work_dir
+        if work_parent() in work.parents:
+            _leftovers.default_work_parent()
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note = {**_leftovers.marker(self._id, self.spec.labels), "kind": self.kind}
+        # Exclusive: two boxes never share a directory.
+        with (work / _leftovers.MARKER).open("x", encoding="utf-8") as file:
+            self._owned = True
+            json.dump(note, file)
+        for path in (WORKSPACE, HOME, ARTIFACTS):
+            (self._files / PurePosixPath(path).name).mkdir(parents=True)
+        self._files.chmod(0o755)
+        if self._gives_to is not None:
+            give(self._files, self._gives_to)
+
+    @property
+    def _gives_to(self) -> tuple[int, int] | None:
+        """To whom shared files are given; None where they are the user's anyway."""
+        return self._user if self._shared and os.geteuid() == 0 and self._user != (0, 0) else None
+
+    async def _image(self, engine: Engine) -> str:
+        recipe, context = self._recipe()
+        return await _images.resolve(
+            engine,
+            image=self.options.named_image,
+            recipe=recipe,
+            context=context,
+            platform=self.options.platform,
+            python_version=self.options.python_version,
+            labels=self._image_labels(),
+        )
+
+    def _image_labels(self) -> dict[str, str]:
+        # An image outlives its attempt: only who made it.
+        return {k: v for k, v in self.spec.labels.items() if k == "ageval.run"}
+
+    def _recipe(self) -> tuple[Path | None, Path | None]:
+        root = self.spec.task_root
+        if root is None:
+            return None, None
+        given = self.options.dockerfile
+        recipe = root / (given or "environment/Dockerfile")
+        if given and not (recipe.is_file() and recipe.resolve().is_relative_to(root.resolve())):
+            raise BoxError(
+                "environment_image_unresolved", f"the option dockerfile: no file {given} in {root}"
+            )
+        if not recipe.is_file():
+            return None, None
+        context = root / (self.options.build_context or "")
+        if not (context.is_dir() and context.resolve().is_relative_to(root.resolve())):
+            raise BoxError(
+                "environment_image_unresolved",
+                f"the option build_context: no directory {self.options.build_context} in {root}",
+            )
+        return recipe, context
+
+    def _labels(self) -> dict[str, str]:
+        return _owner.labels(self._id, self.spec.labels)
+
+    async def _open_services(self, engine: Engine) -> None:
+        file = _compose.find(self.spec.task_root) if self.options.services else None
+        if file is None:
+            if self.options.network.startswith("service:"):
+                raise BoxError(
+                    "environment_options_invalid",
+                    f"network {self.options.network}: there are no compose services",
+                )
+            return
+        self._compose = _compose.Project(
+            engine, file, f"ageval-{self._id[:10]}", self.spec.work_dir, self._labels()
+        )
+        await self._compose.up()
+
+    async def _close_network(self, engine: Engine) -> None:
+        if self.options.egress == "off":
+            return
+        if self._compose is not None:
+            raise BoxError(
+                "environment_options_invalid",
+                "egress: llm cannot be enforced beside compose services: they are a way out",
+            )
+        labels = self._labels()
+        base = await _images.base(engine, self.options.platform, None, self._image_labels())
+        self._closed = await _egress.open_network(engine, f"ageval-{self._id}", labels)
+        allowed = _egress.rules(self.spec.model_urls, self.options.egress_allow)
+        await _egress.start_proxy(engine, base, self._closed, allowed, labels)
+
+    async def _open_container(self, engine: Engine, image: str) -> None:
+        if not await self._create(engine, image):
+            # The engine is elsewhere, although its socket is here.
+            self._shared = False
+            await self._create(engine, image)
+        try:
+            if not self._shared:
+                await call(_container.make_directories, engine, self._container_id, self._user)
+            await call(engine.client.api.start, self._container_id)
+        except BoxError as error:
+            raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+
+    async def _create(self, engine: Engine, image: str) -> bool:
+        """Create the container; False if the engine does not see the files that it is to share."""
+        plan = _container.Plan(
+            image=image,
+            name=f"ageval-{self._id}",
+            options=self.options,
+            resources=self.spec.resources,
+            labels=self._labels(),
+            files=self._files if self._shared else None,
+            project=self._compose,
+            closed=self._closed,
+        )
+        self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
+        try:
+            # Shielded: a container that is being made when we are cancelled must be known to `stop`.
+            self._container_id = await asyncio.shield(self._creating)
+        except BoxError as error:
+            if self._shared and "bind source path does not exist" in error.message:
+                return False
+            raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+        return True
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "LANG": "C.UTF-8",
+            "HOME": HOME,
+            "AGEVAL_WORKSPACE": WORKSPACE,
+            "AGEVAL_ARTIFACTS": ARTIFACTS,
+            "AGEVAL_EVALUATION": EVALUATION,
+            "AGEVAL_ATTEMPT_ID": self.spec.attempt_id,
+            **(_egress.variables() if self._closed is not None else {}),
+            **self.options.environment,
+        }
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def expose(self) -> Callable[[Path], str] | None:
+        """Shows an agent's runtime to the box and says where; None where no host file can be shown."""
+        return _container.expose if self._shared else None
+
+    def host_path(self, path: str) -> Path | None:
+        """Where `path` is on the host; None where the box's files are copied."""
+        check_path(path)
+        return self._files.joinpath(*PurePosixPath(path).parts[2:]) if self._shared else None
+
+    def handle(self) -> dict[str, Any]:
+        """Kind, container, work directory and the labels by which it is found."""
+        return {
+            "kind": self.kind,
+            "id": self._id,
+            "container": self._container_id,
+            "work_dir": str(self.spec.work_dir),
+            "labels": self._labels(),
+        }
+
+    @property
+    def _running(self) -> Commands:
+        if self._commands is None or self._state != "started":
+            word = "was stopped" if self._state == "stopped" else "was not started"
+            raise BoxError("environment_not_started", f"this box {word}")
+        return self._commands
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        service: str | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """Run `argv` to its end; see `Box.exec`. With `service`, in that compose service's container.
+
+        BoxError ``environment_oom_killed`` when the command was killed because the box used up its
+        memory, ``environment_gone`` when the container is no longer there.
+        """
+        commands = self._running
+        _check(argv, env, user)
+        if service is not None:
+            target = await self._service(service)
+            commands = commands.of(target)
+            place = cwd
+        else:
+            place = WORKSPACE if cwd is None else str(check_path(cwd))
+        try:
+            return await commands.run(argv, cwd=place, env=env, timeout=timeout, user=user, stdin=stdin)
+        except BoxError as error:
+            if self._state == "stopped":
+                raise BoxError("environment_not_started", "this box was stopped") from error
+            raise
+
+    async def attach_stdio(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> StdioTransport:
+        """Start a long-lived process; see `Box.attach_stdio`."""
+        commands = self._running
+        _check(argv, env, user)
+        place = WORKSPACE if cwd is None else str(check_path(cwd))
+        if self._gives_to is not None:
+            # What run.py wrote into the workspace as root, the agent must be able to change.
+            work = self._files / "workspace"
+            await asyncio.to_thread(give, work, self._gives_to, of=0)
+        transport = await commands.attach(argv, cwd=place, env=env, user=user, keep=self._keeps)
+        self._transports.append(transport)
+        return transport
+
+    @property
+    def _keeps(self) -> bool:
+        return bool(self.options.background == "keep")
+
+    async def _service(self, name: str) -> str:
+        if self._compose is None:
+            raise BoxError("environment_service_missing", f"the task has no compose services (asked: {name})")
+        return await self._compose.container(name)
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    async def upload(self, source: Path, dest: str, *, service: str | None = None) -> None:
+        """Copy into the box; see `Box.upload`. FIFOs, sockets and devices are left out (`warnings`).
+
+        With `service`, `dest` is any absolute path of that service's container.
+        """
+        commands = self._running
+        path = _any_path(dest) if service is not None else check_path(dest)
+        if service is None and len(path.parts) == 2:
+            raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
+        try:
+            if self._shared and service is None:
+                work = functools.partial(put, self._files, self._staging, source, path, ROOT, self._gives_to)
+                notes = await asyncio.to_thread(work)
+            else:
+                target = commands if service is None else commands.of(await self._service(service))
+                notes = await self._send(target, source, path, (0, 0) if service else self._user)
+        except FileNotFoundError as error:
+            raise BoxError("environment_upload_missing", f"{source} does not exist") from error
+        except OSError as error:
+            raise failure(error, "environment_upload_failed") from error
+        self.warnings += [f"upload of {note}" for note in notes]
+
+    async def _send(
+        self, target: Commands, source: Path, path: PurePosixPath, owner: tuple[int, int]
+    ) -> list[str]:
+        archive, notes = await asyncio.to_thread(_copies.pack, source, path.name, owner)
+        with archive:
+            await target.make_room(path, owner)
+            await call(_copies.send, target.engine, target.container, str(path.parent), archive)
+        return notes
+
+    async def download(self, source: str, dest: Path, *, service: str | None = None) -> None:
+        """Copy out of the box; see `Box.download`. A tree or file replaces `dest`.
+
+        BoxError ``environment_download_too_large`` beyond `download_bytes` or `download_files`.
+        FIFOs, sockets, devices and unreadable files are left out (`warnings`).
+        """
+        commands = self._running
+        path = _any_path(source) if service is not None else check_path(source)
+        budget = Budget("environment_download_too_large", self.download_bytes, self.download_files)
+        try:
+            if self._shared and service is None:
+                notes = await asyncio.to_thread(get, self._files, path, dest, ROOT, budget)
+            else:
+                target = self._container_id if service is None else await self._service(service)
+                notes = await call(_copies.fetch, commands.engine, target, str(path), dest, budget)
+        except FileNotFoundError as error:
+            raise BoxError("environment_download_missing", f"{source} does not exist") from error
+        except OSError as error:
+            raise failure(error, "environment_download_failed") from error
+        self.warnings += [f"download of {note}" for note in notes]
+
+    # -- closing -----------------------------------------------------------------------------------
+
+    async def quiesce(self) -> list[str]:
+        """Kill everything in the container but what keeps it open, verify, and say what was killed.
+
+        With ``background: keep``, what has detached itself (a server that the task asked for) goes on.
+        """
+        commands = self._running
+        ended = await commands.end("", 0.5, keep=self._keeps)
+        for transport in self._transports:
+            await transport.wait(2.0)
+            await transport.close()
+        self._transports.clear()
+        killed = await commands.oom_kills()
+        if killed:
+            self.warnings.append(f"the kernel ended {killed} process(es) for want of memory")
+        return ended
+
+    async def stop(self, *, delete: bool = True) -> None:
+        """Remove all of it by force: container, services, networks, volumes and, with `delete`, the files."""
+        interrupted = self._state == "starting"
+        self._state = "stopped"
+        engine = self._engine
+        if engine is not None and self._owned:
+            if self._creating is not None:
+                await asyncio.wait({self._creating}, timeout=5)
+            await call(_owner.remove_all, engine, self._id)
+            if interrupted:
+                # What the engine was still making when `start` was cancelled.
+                await asyncio.sleep(0.5)
+                await call(_owner.remove_all, engine, self._id)
+        for transport in self._transports:
+            await transport.close()
+        self._transports.clear()
+        if self._commands is not None:
+            await self._commands.close()
+        if not self._owned:
+            return
+        work = self.spec.work_dir
+        if delete:
+            try:
+                await asyncio.to_thread(remove_tree, work)
+            except OSError as error:
+                raise BoxError("environment_stop_failed", f"{work}: {error}") from error
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                (work / _leftovers.MARKER).unlink()
+
+    @classmethod
+    def reap(cls, labels: Mapping[str, str]) -> list[str]:
+        """Remove what boxes with these labels left on the engine, and their directories.
+
+        Boxes of another process that still runs are spared. No engine: nothing is left.
+        """
+        try:
+            return _owner.reap(labels)
+        except BoxError as error:
+            if error.title in ("environment_daemon_unreachable", "environment_preflight_failed"):
+                return []
+            raise
+
+
+def _check(argv: Sequence[str], env: Mapping[str, str] | None, user: str | None) -> None:
+    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
+        raise BoxError("environment_exec_invalid", f"{argv!r} is not a command with its arguments")
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name + value:
+            raise BoxError("environment_exec_invalid", f"{name!r} is no environment variable")
+    if user is not None and not USER.fullmatch(user):
+        raise BoxError("environment_exec_invalid", f"{user!r} is no user")
+
+
+def _any_path(path: str) -> PurePosixPath:
+    found = PurePosixPath(path)
+    if "\0" in path or ".." in found.parts or not found.is_absolute() or len(found.parts) < 2:
+        raise BoxError("environment_path_invalid", f"{path!r} is not an absolute path without '..'")
+    return found
