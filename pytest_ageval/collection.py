@@ -172,6 +172,32 @@ class TaskDirectory(_OfDataset, pytest.File):
             yield TaskFile.from_parent(self, path=path)
 
 
+class UnnamableTask(_OfDataset, pytest.File):
+    """A task whose directory's name cannot stand in an id, a report or a terminal.
+
+    Its path is the escaped name, so that its id can.
+    """
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        """One item that says so."""
+        error = ConfigError(
+            "invalid_package",
+            "the directory's name holds control characters or is not UTF-8",
+            file=str(self.path),
+            hint="rename it",
+        )
+        yield BrokenTask.from_parent(self, name=safe(self.path.name), error=error)
+
+
+def task_collector(parent: pytest.Collector, path: Path) -> pytest.Collector:
+    """The collector of the task directory `path`."""
+    if path.name.isprintable():  # surrogates (bytes that are not UTF-8) are not
+        return TaskDirectory.from_parent(parent, path=path)
+    shown = path.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return UnnamableTask.from_parent(parent, path=path.with_name(escaped.replace("\\", "_")))
+
+
 class TaskFile(_OfDataset, pytest.Module):
     """One task. Its module is made up: one function, `run_attempt`, that is named like the task."""
 
@@ -386,7 +412,8 @@ def safe(text: str) -> str:
 def mark_name(text: str) -> str:
     """`text` as the name of a mark: an identifier that means nothing else to pytest."""
     name = re.sub(r"\W", "_", unicodedata.normalize("NFKC", text)) or "_"
-    return f"tag_{name}" if name in RESERVED_MARKS or name[0].isdigit() else name
+    odd = name in RESERVED_MARKS or name[0].isdigit() or name[0] == "_"  # pytest takes no `_name`
+    return f"tag_{name}" if odd else name
 
 
 def mark_names(text: str) -> list[str]:

@@ -99,7 +99,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """A task directory is one task; nothing below it is looked at."""
     if collection.is_task_directory(path):
-        return collection.TaskDirectory.from_parent(parent, path=path)
+        return collection.task_collector(parent, path)
     return None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -370,3 +372,18 @@ def test_the_short_option_of_another_plugin_is_left_to_it(demo: DataSet) -> None
     result = demo.pytest("-p", "other", "--help")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*--ageval-model*"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_names_that_no_report_can_hold_are_one_error_each(demo: DataSet, workers: tuple[str, ...]) -> None:
+    demo.task("good", more="tags: ['+1', _private, xfail]")
+    for name in (b"\xff\xfe", b"\x1b[31mred", b"a\nb", "a\u202eb".encode()):
+        directory = Path(os.fsdecode(os.fsencode(demo.root / "tasks") + b"/" + name))
+        directory.mkdir()
+        (directory / "task.yaml").write_text("format: ageval.task/1\ntask_id: x\n")
+    result = demo.pytest("datasets", "--junitxml=j.xml", *workers)
+    result.assert_outcomes(passed=1, errors=4)
+    cases = ElementTree.parse(demo.pytester.path / "j.xml").getroot().iter("testcase")
+    assert sum(1 for _ in cases) == 5
+    assert "\x1b[31m" not in result.stdout.str()
+    result.stdout.fnmatch_lines(["*the directory's name holds control characters or is not UTF-8*"])
