@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SKIPPED_DIRS = frozenset({"__pycache__", ".git"})
+#: What file managers leave behind.
+_SKIPPED_FILES = frozenset({b".DS_Store", b"Thumbs.db"})
 #: A file that was changed so recently may change again without another time stamp.
 _SETTLED_NS = 100_000_000
 
@@ -94,7 +96,7 @@ def _rows(directory: Path, prefix: bytes, without: bytes | None = None) -> Itera
                 "neither a file, a directory nor a symbolic link",
                 file=display(path),
             )
-        elif not entry.name.endswith(b".pyc"):
+        elif not entry.name.endswith(b".pyc") and entry.name not in _SKIPPED_FILES:
             kind = b"exec " if entry.stat().st_mode & stat.S_IXUSR else b"file "
             yield kind + file_digest(path).encode() + b"\0" + name + b"\0"
 

@@ -352,19 +352,22 @@ def _plugin_versions(box: type[Box], bounds: Mapping[str, Bound]) -> dict[str, s
     for cls in classes:
         top = cls.__module__.partition(".")[0]
         if top not in _OWN_PACKAGES:
-            found[f"{cls.__module__}:{cls.__qualname__}"] = _version_of(cls.__module__, top)
+            version, packaged = _version_of(cls.__module__, top)
+            # A conftest.py's module name depends on the import mode and the rootdir; its text does not.
+            where = cls.__module__ if packaged else "conftest"
+            found[f"{where}:{cls.__qualname__}"] = version
     return found
 
 
 @lru_cache(maxsize=64)
-def _version_of(module: str, top: str) -> str:
+def _version_of(module: str, top: str) -> tuple[str, bool]:
     from importlib import metadata
 
     names = metadata.packages_distributions().get(top)
     if names:
-        return f"{names[0]} {metadata.version(names[0])}"
+        return f"{names[0]} {metadata.version(names[0])}", True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file_digest(Path(file)) if file else "unknown"
+    return file_digest(Path(file)) if file else "unknown", False
 
 
 def _document(
