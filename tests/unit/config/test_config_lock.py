@@ -361,8 +361,8 @@ def test_a_scoring_box_needs_a_recipe(
 def test_classes_of_others_are_part_of_the_digest(ds: DataSet, bound: Bind) -> None:
     bound("model: {id: m}")
     plugins = ds.lock().document["locked"]["plugins"]
-    assert set(plugins) == {"config_helpers:RoomBox", "config_helpers:ParrotExecutor"}
-    assert plugins["config_helpers:RoomBox"].startswith("sha256:")  # of the file: it has no version
+    assert set(plugins) == {"conftest:RoomBox", "conftest:ParrotExecutor"}
+    assert plugins["conftest:RoomBox"].startswith("sha256:")  # of the file: it has no version
 
 
 def test_nobody_plays(ds: DataSet) -> None:
