@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import weakref
 from collections.abc import Mapping
@@ -118,6 +119,9 @@ def _spec(
 async def _contained(attempt: Attempt) -> bool:
     """Whether the script is contained; the evidence says when it is not."""
     reason = "trust_tasks" if attempt.options.trust_tasks else await asyncio.to_thread(view.unusable)
+    if reason is None and host_workspace(attempt).stat().st_uid != os.geteuid():
+        # A contained script has no power over files of others, root's neither: it could not write there.
+        reason = "the workspace belongs to the user of the box"
     if reason is not None:
         attempt.fact("task_script_not_contained", {"reason": reason})
     return reason is None

@@ -36,7 +36,9 @@ JUDGED = {
     ),
     "daemon": f'import subprocess\n    subprocess.Popen(["setsid", "sleep", "4242"])\n    {PASS}',
     "closed-streams": f"import sys\n    sys.stdout.close(); sys.stderr.close()\n    {PASS}",
-    "workspace-removed": f'import shutil\n    shutil.rmtree(inputs["workspace_dir"])\n    {PASS}',
+    "workspace-removed": (
+        f'import shutil\n    shutil.rmtree(inputs["workspace_dir"], ignore_errors=True)\n    {PASS}'
+    ),
     "half-characters": (
         'return {"status": "FAIL", "score": 0.0, "metrics": {"t\\ud83d": "x\\ud83d"},'
         ' "checks": [{"id": "a\\udcff", "status": "fail"}]}'

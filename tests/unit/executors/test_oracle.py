@@ -73,7 +73,8 @@ def test_a_solve_sh_that_fails_is_an_error_and_not_an_answer(tmp_path):
     result, left = play(tmp_path, files, work)
     assert (result.ok, result.error, result.infrastructure) == (False, "oracle_failed", True)
     assert (result.transient, result.repeatable) == (False, False)
-    assert result.metadata == {"exit_code": 3, "message": "no such tool\n"}
+    told = "solution/solve.sh ended with exit code 3: no such tool"
+    assert result.metadata == {"exit_code": 3, "message": told}
     assert left == ""
 
 
