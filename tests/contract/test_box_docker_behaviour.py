@@ -575,7 +575,7 @@ def test_only_what_is_allowed_can_be_reached(tmp_path: Path) -> None:
             (network,) = found.values()
             for gateway in {address, network["Gateway"] or "169.254.1.1"}:
                 assert (await curl(*past, f"http://{gateway}:{other.port}/"))[0] != 0
-            lookup = "import socket; socket.setdefaulttimeout(3); socket.gethostbyname('deb.debian.org')"
+            lookup = "import socket; socket.setdefaulttimeout(3); socket.gethostbyname('example.org')"
             assert not (await box.exec(["python3", "-c", lookup], timeout=30)).ok
 
         drive(box, body)

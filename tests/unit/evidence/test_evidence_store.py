@@ -230,10 +230,11 @@ store = EvidenceStore.create(Path(sys.argv[1]))
 store.fact("run", "began")
 invocation = store.invocation(profile_id="p", session_id="s", executor_kind="nop", prompt="x")
 number = 0
-print("ready", flush=True)
 while True:
     number += 1
     store.activity.append("phase", "in_flight", f"p{number}", {"phase": "run"})
+    if number == 1:
+        print("ready", flush=True)
 """
 
 
