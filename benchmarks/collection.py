@@ -25,8 +25,8 @@ def main() -> None:
         empty.mkdir()
         (empty / "test_one.py").write_text("def test_one(): pass\n")
         base = run([*pytest, "--collect-only", str(empty)], cwd=empty)
-        print(f"{'':34}{'CPU s':>9}{'peak MB':>9}")
-        print(f"{'pytest, one ordinary test':34}{base.cpu:9.2f}{base.peak_mb:9.1f}")
+        print(f"{'':44}{'CPU s':>9}{'peak MB':>9}")
+        print(f"{'pytest, one ordinary test':44}{base.cpu:9.2f}{base.peak_mb:9.1f}")
         for size in options.sizes:
             root = make(Path(scratch, str(size)), size)
             for name, extra in (
@@ -34,10 +34,10 @@ def main() -> None:
                 ("collect all, select one by -k", ["--collect-only", "-k", "task-00007"]),
             ):
                 cost = run([*pytest, *extra, str(root)], cwd=root)
-                print(f"{f'{size} tasks, {name}':34}{cost.cpu:9.2f}{cost.peak_mb:9.1f}")
+                print(f"{f'{size} tasks, {name}':44}{cost.cpu:9.2f}{cost.peak_mb:9.1f}")
             one = root / "tasks" / "task-00007" / "task.yaml"
             cost = run([*pytest, "--collect-only", str(one)], cwd=root)
-            print(f"{f'{size} tasks, name one':34}{cost.cpu:9.2f}{cost.peak_mb:9.1f}")
+            print(f"{f'{size} tasks, name one':44}{cost.cpu:9.2f}{cost.peak_mb:9.1f}")
 
 
 if __name__ == "__main__":
