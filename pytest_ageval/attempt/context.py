@@ -264,11 +264,6 @@ class Attempt:
         """Keep what a hook measured, beside the evaluator's own metrics."""
         self._added_metrics = dict(added)
 
-    @property
-    def work_dirs(self) -> tuple[Path, ...]:
-        """Host directories of the box: a fixture may have made it elsewhere than the engine would."""
-        return () if isinstance(self.raw_box, _NotStarted) else (self.raw_box.spec.work_dir,)
-
     # -- shared state ----------------------------------------------------------------------------
 
     def note_limit(self, name: str) -> None:
