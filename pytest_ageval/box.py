@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -73,6 +73,24 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageLayer:
+    """What a plugin adds to the image of a box, so that it is made once and not in every attempt.
+
+    `name` is a short word for messages. `recipe` are instructions of a Dockerfile without ``FROM``; its
+    ``COPY`` sees `context`, a directory of the host (None: nothing). `key` stands for the content of
+    `context` where the plugin knows it to be content-addressed; None: its bytes are hashed. `dest`: the
+    layer does nothing but ``COPY . <dest>``, so that a kind which shows the host's files to its boxes
+    can show `context` there, read-only, and build nothing.
+    """
+
+    name: str
+    recipe: str = ""
+    context: Path | None = None
+    key: str | None = None
+    dest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BoxSpec:
     """What the engine gives a kind to open one box.
 
@@ -81,7 +99,8 @@ class BoxSpec:
     evidence root) that nothing in the box may reach. `resources` are what the task asks for
     (``cpus``, ``memory_mb``, ...). `labels` go onto everything the kind creates, so that leftovers
     can be found: ``ageval.run``, ``ageval.worker``, ``ageval.attempt``. `model_urls` are where the
-    agents' providers are, for a kind that can close the rest of the network.
+    agents' providers are, for a kind that can close the rest of the network. `layers` go into the
+    image of a kind that makes images (`Box.makes_images`), in this order.
     """
 
     kind: str
@@ -95,6 +114,19 @@ class BoxSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     hidden: Sequence[Path] = ()
     model_urls: Sequence[str] = ()
+    layers: Sequence[ImageLayer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStatus:
+    """What became of a box that another process opened.
+
+    ``absent``: it is gone. ``idle``: it is there and nothing runs in it that its owner started. ``busy``:
+    its owner still lives, or a command of it still runs. `detail` says which, for people.
+    """
+
+    state: Literal["absent", "idle", "busy"]
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +179,13 @@ class Box(abc.ABC):
     Raises `BoxError` with the failure kind as title: ``environment_not_started``,
     ``environment_path_invalid``, ``environment_upload_missing``, ``environment_download_missing``,
     ``environment_exec_invalid``, ``environment_capability_missing``, ``environment_start_failed``,
-    ``environment_preflight_failed``.
+    ``environment_preflight_failed``, ``environment_attach_invalid``, ``environment_attach_busy``.
     """
 
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[str]]
+    #: The kind puts `BoxSpec.layers` into its boxes' image; without it they are not asked for.
+    makes_images: ClassVar[bool] = False
     #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 
@@ -223,9 +257,46 @@ class Box(abc.ABC):
         """How to start Python in the box."""
         return ("python3",)
 
+    def cache_path(self) -> str | None:
+        """A directory of the box's machine that outlives the box and that all boxes of this user share.
+
+        As a process in the box must spell it; None where there is none. For agents' installs: who writes
+        there does so under another name and renames.
+        """
+        return None
+
+    async def forward(self, port: int) -> str | None:
+        """Make the loopback port `port` of this machine reachable in the box, until it is stopped.
+
+        Returns ``host:port`` as a process in the box must spell it, or None where it cannot be reached.
+        """
+        return None
+
+    # -- a box of another process ----------------------------------------------------------------
+
     def handle(self) -> dict[str, Any]:
-        """Plain data by which another process can find this box again."""
+        """Plain data by which another process can find this box again; ``kind`` is among them."""
         return {}
+
+    async def probe(self, handle: Mapping[str, Any]) -> ProbeStatus:
+        """Look at the box that `handle` names, without touching it. On an instance that was not started."""
+        return ProbeStatus("absent", f"{self.kind} boxes cannot be found again")
+
+    async def attach(self, handle: Mapping[str, Any]) -> None:
+        """Take over the box that `handle` names, in place of `start`; from now on this process owns it.
+
+        Its files and the processes that it was told to keep are as they were. BoxError
+        ``environment_attach_invalid`` if it is absent, of another kind, or cannot be taken over;
+        ``environment_attach_busy`` if its owner lives or a command of it still runs.
+        """
+        raise BoxError("environment_attach_invalid", f"{self.kind} boxes cannot be taken over")
+
+    async def discard(self, handle: Mapping[str, Any]) -> None:
+        """End the box that `handle` names, with all that runs in it, and remove it. Idempotent.
+
+        Refused with ``environment_attach_busy`` while its owner lives.
+        """
+        raise BoxError("environment_attach_invalid", f"{self.kind} boxes cannot be found again")
 
     async def quiesce(self) -> list[str]:
         """Kill everything that the agent left running in the box, verify, and say what was killed.
