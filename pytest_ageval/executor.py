@@ -170,6 +170,10 @@ class Session:
     the phase, or None for no limit. `ask` answers a permission request under the policy ``hook``:
     it gets the protocol's request and returns the id of one of its options, or None to cancel.
     `raw_dir` is a directory of the evidence for the vendor's own logs, or None when they are not kept.
+    `refuse_call` says why no further model call may be made (a budget is used up), or None: an executor
+    that makes several calls in one invoke asks before each, and ends its turn with status ``limit``.
+    `called` takes the usage of a model call as soon as it is known, for an executor that makes several
+    in one invoke; the usage of the invoke's result is their sum.
     """
 
     session_id: str
@@ -189,6 +193,8 @@ class Session:
     permission: PermissionPolicy = "allow"
     raw_dir: Path | None = None
     agent: str | None = None
+    refuse_call: Callable[[], str | None] = lambda: None
+    called: Callable[[Usage], None] = lambda usage: None
 
 
 class Executor(abc.ABC):
