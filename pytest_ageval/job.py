@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
     from pytest_ageval.collection import TaskItem
     from pytest_ageval.config import Dataset, JobOptions, LockedTask, Variant
+    from pytest_ageval.extensions import PluginPackage
     from pytest_ageval.faces import BoxFace
     from pytest_ageval.registry import Registry
 
@@ -107,7 +108,22 @@ class Job:
         from pytest_ageval.registry import Registry
 
         return Registry(
-            self.config.hook.pytest_ageval_box_kinds(), self.config.hook.pytest_ageval_executors()
+            self.config.hook.pytest_ageval_box_kinds(),
+            self.config.hook.pytest_ageval_executors(),
+            self._plugins(),
+        )
+
+    def _plugins(self) -> list[PluginPackage]:
+        """Those of ``--ageval-plugins``. A relative ini value is below the rootdir."""
+        given, source = options.resolve(self.config, "plugins")
+        if not given:
+            return []
+        from pytest_ageval.extensions import find_plugins
+        from pytest_ageval.registry import BOXES, EXECUTORS
+
+        base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
+        return find_plugins(
+            [base / Path(path).expanduser() for path in given], {*BOXES, *EXECUTORS, "default"}
         )
 
     @cached_property

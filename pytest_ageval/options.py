@@ -102,6 +102,13 @@ OPTIONS = (
         "answer to agents that ask for permission (default allow)",
         choices=("allow", "deny", "hook"),
     ),
+    Option(
+        "plugins",
+        (),
+        "directory of an ageval.plugin/1 plugin, or of several (repeatable)",
+        "list",
+        metavar="DIR",
+    ),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.box import Box
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.executor import Executor
+
+if TYPE_CHECKING:
+    from pytest_ageval.extensions import PluginPackage
 
 BOXES: Mapping[str, str] = {
     "daytona": "ageval_boxes.daytona:DaytonaBox",
@@ -32,21 +36,33 @@ class Registry:
     """Looks up classes by name and imports them when first asked for.
 
     `boxes` and `executors` are further ones, from the hooks ``pytest_ageval_box_kinds`` and
-    ``pytest_ageval_executors``; they may not take a name of ours. `plugins` are the names of further
-    plugins that fill other slots.
+    ``pytest_ageval_executors``; they may not take a name of ours. `plugins` are packages in the format
+    ``ageval.plugin/1``, whose box or executor has the name of the plugin.
     """
 
     def __init__(
         self,
         boxes: Iterable[Mapping[str, type[Box]]] = (),
         executors: Iterable[Mapping[str, type[Executor]]] = (),
-        plugins: Iterable[str] = (),
+        plugins: Iterable[PluginPackage] = (),
     ) -> None:
-        self._plugins = frozenset(plugins)
-        self._boxes: dict[str, str | type[Box]] = dict(BOXES)
-        self._executors: dict[str, str | type[Executor]] = dict(EXECUTORS)
+        self._plugins = {package.plugin_id: package for package in plugins}
+        self._boxes: dict[str, str | type[Box] | Packaged] = dict(BOXES)
+        self._executors: dict[str, str | type[Executor] | Packaged] = dict(EXECUTORS)
         _extend(self._boxes, boxes, Box, "box kind")
         _extend(self._executors, executors, Executor, "executor")
+        for table, slot in ((self._boxes, "environment"), (self._executors, "executor")):
+            for name, package in self._plugins.items():
+                if slot in package.exclusive:
+                    if name in table:
+                        raise package.source.error(
+                            "plugin_contract", f"the name {name!r} is taken", "/plugin_id"
+                        )
+                    table[name] = Packaged(package, slot)
+
+    def extension(self, plugin_id: str) -> PluginPackage | None:
+        """The plugin of that name in the format ``ageval.plugin/1``, if there is one."""
+        return self._plugins.get(plugin_id)
 
     def box_kinds(self) -> list[str]:
         """The names that ``--box`` takes."""
@@ -68,6 +84,27 @@ class Registry:
     def executor(self, kind: str) -> type[Executor]:
         """The class of that name; ConfigError ``unknown_executor`` when there is none."""
         found: type[Executor] = _load(self._executors, kind, "unknown_executor", "executor")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A class in a plugin's directory, not imported yet."""
+
+    package: PluginPackage
+    slot: str
+
+    def load(self) -> type:
+        """Import it. Raises ConfigError ``plugin_contract``."""
+        row = self.package.exclusive[self.slot]
+        base = Box if self.slot == "environment" else Executor
+        found = self.package.load(row.entry)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise self.package.source.error(
+                "plugin_contract",
+                f"{row.entry} must be a subclass of {base.__module__}.{base.__name__}, found {found!r}",
+                "/slots/exclusive",
+            )
         return found
 
 
@@ -95,7 +132,9 @@ def _load(table: dict[str, Any], name: str, code: str, what: str) -> Any:
             f"there is no {what} {name!r}; known: {', '.join(sorted(table))}",
             hint=f"did you mean {close[0]!r}?" if close else None,
         ) from None
-    if isinstance(entry, str):
+    if isinstance(entry, Packaged):
+        entry = table[name] = entry.load()
+    elif isinstance(entry, str):
         module, _, attribute = entry.partition(":")
         entry = table[name] = getattr(importlib.import_module(module), attribute)
     return entry

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
     from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+    from pytest_ageval.extensions.chain import PluginChain
     from pytest_ageval.registry import Registry
     from pytest_ageval.sessions.service import AgentService
 
@@ -169,11 +171,20 @@ class Attempt:
             await mirror.pull()
         await guard_files(self)
 
-    async def slot(self, name: str, value: Any = None) -> Any:
-        """Pass `value` through an extension point (for the session service)."""
+    async def slot(self, name: str, value: Any = None, *, role: str | None = None) -> Any:
+        """Pass `value` through an extension point (for the session service, on behalf of `role`)."""
         from pytest_ageval.attempt import slots
 
-        return await slots.call(self, name, value)
+        return await slots.call(self, name, value, role=role)
+
+    @cached_property
+    def plugins(self) -> PluginChain | None:
+        """The ``ageval.plugin/1`` plugins that the profiles name; None if there is none."""
+        if not any(binding.extensions for binding in self.locked.bindings.values()):
+            return None
+        from pytest_ageval.extensions.chain import PluginChain
+
+        return PluginChain(self)
 
     # -- the phases ------------------------------------------------------------------------------
 

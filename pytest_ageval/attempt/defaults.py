@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from pytest_ageval.box import Box, BoxSpec
     from pytest_ageval.executor import Executor, Session
 
+#: Exclusive slots for which a profile may choose a plugin.
+CHOSEN_BY_PROFILE = ("evaluation_runtime", "trajectory_seal")
+
 
 async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
-    """What the slot does when nobody else implements it."""
+    """What the slot does when no hook implements it."""
+    if attempt.plugins is not None and slot in CHOSEN_BY_PROFILE:
+        found = await attempt.plugins.exclusive(slot, value)
+        if found is not None:
+            return found
     if slot == "environment_setup":
         return await run_setup_script(attempt)
     if slot == "environment":

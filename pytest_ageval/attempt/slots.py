@@ -40,13 +40,24 @@ RESULTS = {
 PATIENCE = {"record": 60.0, "cleanup": 5.0}
 
 
-async def call(attempt: Attempt, slot: str, value: Any = None) -> Any:
-    """Pass `value` through the slot and return what comes out."""
+async def call(attempt: Attempt, slot: str, value: Any = None, *, role: str | None = None) -> Any:
+    """Pass `value` through the slot and return what comes out.
+
+    `role` is the one of the session that a slot belongs to: the plugins of its profile take part.
+    """
     hook = getattr(attempt.hooks, f"pytest_ageval_{slot}")
-    if all(implementation.plugin is defaults for implementation in hook.get_hookimpls()):
+    plain = all(implementation.plugin is defaults for implementation in hook.get_hookimpls())
+    plugins = attempt.plugins
+    if plain and plugins is None:
         return await defaults.innermost(attempt, slot, value)
+
+    async def inner(value: Any) -> Any:
+        if plain:
+            return await defaults.innermost(attempt, slot, value)
+        return await portal.in_thread(hook, attempt=attempt, value=value)
+
     try:
-        calling = portal.in_thread(hook, attempt=attempt, value=value)
+        calling = inner(value) if plugins is None else plugins.call(slot, value, role, inner)
         found = await asyncio.wait_for(calling, PATIENCE.get(attempt.phase))
     except Exception as error:
         if slot not in FAIL_OPEN:

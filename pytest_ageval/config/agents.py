@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_ageval.box import Box
     from pytest_ageval.executor import Executor
+    from pytest_ageval.extensions.manifest import PluginPackage
 
 AGENT_FILE = "agent.yaml"
 BUILTIN = Path(__file__).parent.parent / "agents"
@@ -38,6 +39,10 @@ class Kinds(Protocol):
 
     def plugin_ids(self) -> list[str]:
         """The names that a row of ``extensions`` may have."""
+        ...
+
+    def extension(self, plugin_id: str) -> PluginPackage | None:
+        """The ``ageval.plugin/1`` plugin of that name."""
         ...
 
     def box(self, kind: str) -> type[Box]:

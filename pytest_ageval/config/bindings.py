@@ -272,7 +272,12 @@ def _check_extensions(profile: ProfileRow, origin: Origin, registry: Kinds) -> N
                 f"{at}/plugin",
                 did_you_mean(row.plugin, known),
             )
-        if row.options and row.plugin in boxes:
+        package = registry.extension(row.plugin)
+        if package is not None:
+            from pytest_ageval.extensions.selection import check_row as check_extension
+
+            check_extension(row, package, origin, at)
+        if row.options and row.plugin in boxes and row.plugin != profile.executor and package is None:
             raise origin.error(
                 "invalid_schema",
                 f"options of the box {row.plugin} are not read from extensions",

@@ -15,6 +15,7 @@ DATASET_FORMAT = "ageval.dataset/1"
 TASK_FORMAT = "ageval.task/1"
 PROFILES_FORMAT = "ageval.profiles/1"
 AGENT_FORMAT = "ageval.agent/1"
+PLUGIN_FORMAT = "ageval.plugin/1"
 
 Text = Annotated[str, Meta(min_length=1)]
 # Three decades: larger figures are typing errors, and overflow the clocks of the platform.
@@ -254,12 +255,91 @@ class AgentFile(Struct, forbid_unknown_fields=True):
     tags: list[str] | None = None
 
 
+#: ``module:attribute``, as an entry of a plugin is named.
+Entry = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$")]
+
+
+class SlotRow(Struct, forbid_unknown_fields=True):
+    """An extension point that a plugin fills. A lower `priority` is asked first, and is further out."""
+
+    id: Text
+    entry: Entry
+    priority: int = 100
+
+
+class SlotsTable(Struct, forbid_unknown_fields=True):
+    """``slots`` of a plugin."""
+
+    exclusive: list[SlotRow] | None = None
+    chain: list[SlotRow] | None = None
+
+
+class ServiceRow(Struct, forbid_unknown_fields=True):
+    """Something that other plugins may ask for by its name."""
+
+    id: Text
+    entry: Entry
+
+
+class Exports(Struct, forbid_unknown_fields=True):
+    """``exports`` of a plugin."""
+
+    services: list[ServiceRow] | None = None
+
+
+class InjectRow(Struct, forbid_unknown_fields=True):
+    """A service that the plugin needs; of ``environment``, with which capabilities."""
+
+    service: Text
+    capabilities: list[Text] | None = None
+
+
+class HostRequirement(Struct, forbid_unknown_fields=True, rename={"import_": "import"}):
+    """A module that can be imported here, or a file of the plugin."""
+
+    import_: Text | None = None
+    file: Text | None = None
+    hint: str | None = None
+
+
+class PluginRequirement(Struct, forbid_unknown_fields=True):
+    """Another plugin that must be there."""
+
+    plugin_id: Text
+    hint: str | None = None
+
+
+class PluginConfig(Struct, forbid_unknown_fields=True):
+    """``config`` of a plugin: a Dockerfile below its directory, whose FROM is the box's image."""
+
+    image_layers: Text | None = None
+
+
+class PluginFile(Struct, forbid_unknown_fields=True):
+    """``plugin.yaml``."""
+
+    format: Literal["ageval.plugin/1"]
+    plugin_id: Annotated[
+        str,
+        Meta(max_length=128, pattern=r"^[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)?$"),
+    ]
+    version: Annotated[str, Meta(pattern=r"\S")]
+    description: str | None = None
+    slots: SlotsTable | None = None
+    exports: Exports | None = None
+    inject: list[InjectRow] | None = None
+    host_requires: list[HostRequirement] | None = None
+    plugin_requires: list[PluginRequirement] | None = None
+    config: PluginConfig | None = None
+
+
 #: The type of each format.
 FORMATS: dict[str, type[Struct]] = {
     DATASET_FORMAT: DatasetFile,
     TASK_FORMAT: TaskFile,
     PROFILES_FORMAT: ProfilesFile,
     AGENT_FORMAT: AgentFile,
+    PLUGIN_FORMAT: PluginFile,
 }
 
 

@@ -59,6 +59,7 @@ def lock_task(
     box, box_class, box_rows = _box(profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
     _check_capabilities(task, box, box_class, bounds)
+    plugins = _plugins(box, box_class, bounds, registry)
     references = task.references()
     check_scripts(task)
     _check_evaluate_host(task, profiles, box, references)
@@ -89,7 +90,7 @@ def lock_task(
         "evaluation": asdict(task.evaluation),
         "resolved_references": references,
     }
-    if versions := _plugin_versions(box_class, bounds):
+    if versions := {**_plugin_versions(box_class, bounds), **plugins}:
         locked["plugins"] = versions
     digest = digest_of(locked)
     document = _document(locked, digest, profiles, bounds, rows)
@@ -198,6 +199,22 @@ def _check_capabilities(
                 join_pointer("agent_profiles", task.roles.index(role)),
                 f"{box.kind} offers: {listed(cls.capabilities)}",
             )
+
+
+def _plugins(box: BoxBinding, cls: type[Box], bounds: Mapping[str, Bound], registry: Kinds) -> dict[str, str]:
+    """The ``ageval.plugin/1`` plugins that take part, with version and digest; what they need is here."""
+    named = {row["plugin"] for bound in bounds.values() for row in bound.binding.extensions}
+    named |= {box.kind, *(bound.binding.executor for bound in bounds.values())}
+    packages = [package for name in sorted(named) if (package := registry.extension(name)) is not None]
+    if not packages:
+        return {}
+    from pytest_ageval.extensions import selection
+
+    selection.check_needs(packages, cls, registry.extension)
+    found = selection.handlers({r: b.binding for r, b in bounds.items()}, registry.extension)
+    for slot in selection.CHOSEN_BY_ROW:
+        selection.winner(found, slot)
+    return {p.plugin_id: f"{p.version} {p.digest}" for p in packages}
 
 
 def _check_evaluate_host(

@@ -65,7 +65,7 @@ class RoleSession:
 
     async def open(self) -> None:
         """Make and open the executor. Raises AgevalError."""
-        await self.attempt.slot("before_agent_open", self.info)
+        await self._slot("before_agent_open", self.info)
         try:
             await portal.guard(self._open_executor())
         except AgevalError as error:
@@ -75,7 +75,7 @@ class RoleSession:
             self.service.ended(self, failed)
             raise
         self._log_open()
-        await self.attempt.slot("after_agent_open", self.info)
+        await self._slot("after_agent_open", self.info)
 
     async def _open_executor(self) -> None:
         session = session_for(
@@ -90,7 +90,7 @@ class RoleSession:
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
         else:
-            self.executor = await self.attempt.slot("executor", session)
+            self.executor = await self._slot("executor", session)
         if self.executor is None:
             raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
         await self.executor.open()
@@ -119,9 +119,9 @@ class RoleSession:
         if self.executor is None:
             return
         try:
-            await self.attempt.slot("before_agent_close", self.info)
+            await self._slot("before_agent_close", self.info)
             await portal.guard(self.executor.close())
-            await self.attempt.slot("after_agent_close", self.info)
+            await self._slot("after_agent_close", self.info)
         except Exception as error:  # the other sessions must still be closed
             self.attempt.fact(
                 "agent_close_failed",
@@ -145,6 +145,9 @@ class RoleSession:
         running.cancel()
         await settle(running, CANCEL_GRACE)
 
+    async def _slot(self, name: str, value: Any) -> Any:
+        return await self.attempt.slot(name, value, role=self.role)
+
     # -- a turn ----------------------------------------------------------------------------------
 
     async def invoke(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class RoleSession:
         self.turn += 1
         request = str(payload.get("request_id") or f"req_{self.session_id}_turn_{self.turn}")
         invocation = f"inv_{secrets.token_hex(8)}"
-        prompt = await self.attempt.slot("before_agent_invoke", str(payload.get("prompt") or ""))
+        prompt = await self._slot("before_agent_invoke", str(payload.get("prompt") or ""))
         record = self._begin(request, invocation, prompt, payload)
         started = time.monotonic()
         try:
@@ -165,8 +168,8 @@ class RoleSession:
             self._end(request, invocation, cut, elapsed)
             raise
         elapsed = (time.monotonic() - started) * 1000
-        result = await self.attempt.slot("after_agent_invoke", result)
-        result = await self.attempt.slot("normalize_agent_result", result)
+        result = await self._slot("after_agent_invoke", result)
+        result = await self._slot("normalize_agent_result", result)
         record.finish(result, elapsed)
         self._end(request, invocation, result, elapsed)
         return self._reply(invocation, result)
