@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_ageval import cli_options
 from pytest_ageval.box import Box, Leftover
 from pytest_ageval.cli_output import complain, say
-from pytest_ageval.errors import AgevalError
+from pytest_ageval.errors import AgevalError, ConfigError
 from pytest_ageval.registry import Registry
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -40,9 +41,10 @@ def duration(text: str) -> float:
 def clean(options: argparse.Namespace) -> int:
     """Remove boxes whose run is gone: a killed machine or process. Kept workspaces stay.
 
-    A kind that cannot be used here is named and passed over; one that fails makes the exit code 2.
+    Kinds of plugins, and of the conftest.py files from here on, are among them. A kind that cannot be
+    used here is named and passed over; one that fails makes the exit code 2.
     """
-    registry = Registry()
+    registry = _registry()
     count, failed = 0, False
     for kind in registry.box_kinds():
         try:
@@ -65,6 +67,15 @@ def clean(options: argparse.Namespace) -> int:
     word = "would be removed" if options.dry_run else "removed"
     say(f"{count} left-over box{'es' if count != 1 else ''} {word}" if count else "nothing was left behind")
     return 2 if failed else 0
+
+
+def _registry() -> Registry:
+    """The kinds that a run from here would have; ours alone if pytest cannot read its configuration."""
+    try:
+        return cli_options.read(Path(), [])[1]
+    except ConfigError as error:
+        complain(f"kinds of plugins are not looked at: {error}")
+        return Registry()
 
 
 def _clean_kind(kind: str, cls: type[Box], options: argparse.Namespace) -> Iterator[str]:

@@ -274,3 +274,43 @@ def test_doctor_without_node_and_bubblewrap(demo: DataSet, monkeypatch: pytest.M
     }.items():
         assert (found[key]["state"], found[key]["remedy"]) == ("missing", remedy)
     assert found["box", "local"]["detail"] == "local (no isolation)"
+
+
+def test_clean_knows_the_kinds_of_a_conftest(demo: DataSet) -> None:
+    demo.pytester.makeconftest(
+        """
+        from pathlib import Path
+        from ageval_boxes.local import LocalBox
+        from pytest_ageval.box import Leftover
+
+        class Shed(LocalBox):
+            kind = "shed"
+
+            @classmethod
+            def leftovers(cls, labels):
+                return [Leftover("shed", str(path)) for path in Path("sheds").iterdir()]
+
+            @classmethod
+            def reap(cls, labels):
+                found = [str(path) for path in Path("sheds").iterdir()]
+                for path in found:
+                    Path(path).rmdir()
+                return [f"shed {path}" for path in found]
+
+        def pytest_ageval_box_kinds():
+            return {"shed": Shed}
+        """
+    )
+    (demo.pytester.path / "sheds" / "one").mkdir(parents=True)
+    assert (
+        "would remove shed box of an unknown attempt: sheds/one" in command(demo, "clean", "--dry-run").stdout
+    )
+    assert "removed shed sheds/one" in command(demo, "clean").stdout
+    assert not list((demo.pytester.path / "sheds").iterdir())
+
+
+def test_clean_goes_on_when_pytest_refuses_its_configuration(demo: DataSet) -> None:
+    demo.pytester.makeini("[pytest]\nageval_attempts = many\n")
+    done = command(demo, "clean", "--dry-run")
+    assert done.returncode == 0
+    assert "kinds of plugins are not looked at" in done.stderr
