@@ -380,4 +380,6 @@ _FIELDS = {
     "profiles": "profiles",
     "effort": "effort",
     "base_url": "base_url",
+    "reward_key": "reward_key",
+    "pass_threshold": "pass_threshold",
 }

@@ -56,12 +56,13 @@ def lock_task(
     """
     dataset.check_ready()
     profiles = load_profiles(dataset, job.profiles)
-    box, box_class, box_rows = _box(profiles, variant, job, registry)
+    box, box_class, box_rows = _box(task, profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
     _check_capabilities(task, box, box_class, bounds)
     plugins = _plugins(box, box_class, bounds, registry)
     references = task.references()
-    check_scripts(task)
+    if task.harbor is None:
+        check_scripts(task)
     _check_evaluate_host(task, profiles, box, references)
     if credentials:
         for bound in bounds.values():
@@ -90,6 +91,10 @@ def lock_task(
         "evaluation": asdict(task.evaluation),
         "resolved_references": references,
     }
+    harbor = None
+    if task.harbor is not None:
+        harbor = replace(task.harbor, reward_key=job.reward_key, pass_threshold=job.least_reward)
+        locked["harbor"] = harbor.as_dict()
     if versions := {**_plugin_versions(box_class, bounds), **plugins}:
         locked["plugins"] = versions
     digest = digest_of(locked)
@@ -118,11 +123,12 @@ def lock_task(
         resolution=rows,
         document=document,
         env_files=dataset.env_files,
+        harbor=harbor,
     )
 
 
 def _box(
-    profiles: Profiles, variant: Variant, job: JobOptions, registry: Kinds
+    task: TaskDocument, profiles: Profiles, variant: Variant, job: JobOptions, registry: Kinds
 ) -> tuple[BoxBinding, type[Box], list[Resolution]]:
     """The kind and its options. The options of another kind do not survive ``--box``."""
     kind = variant.box or profiles.environment
@@ -139,11 +145,16 @@ def _box(
         hint = error.hint or "another kind can be chosen with --box"
         raise source.error(error.code, error.message, "/environment", hint) from None
     options: dict[str, Any] = {}
+    if task.harbor is not None and "path_views" in cls.capabilities:
+        from pytest_ageval.config.harbor.box import agent_options
+
+        options = agent_options(task.harbor, task.root)
+    origin = dict.fromkeys(options, "task.toml")
     if kind == profiles.environment:
-        options = copy.deepcopy(dict(profiles.environment_options))
+        options |= copy.deepcopy(dict(profiles.environment_options))
+        origin |= dict.fromkeys(profiles.environment_options, own)
     elif profiles.environment_options:
         rows[0] = replace(rows[0], note=f"environment_options are for {profiles.environment} and left out")
-    origin = dict.fromkeys(options, own)
     for option in job.parsed_box_options:
         if option.kind in (None, kind):
             options[option.name] = option.value

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pytest_ageval.config.harbor.document import HarborTask
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -142,6 +144,8 @@ class LockedTask:
     document: Mapping[str, Any]
     #: Where `pytest_ageval.config.resolve_secret` looks after the environment.
     env_files: tuple[Path, ...] = ()
+    #: What a task in Harbor's format asks for beyond that.
+    harbor: HarborTask | None = None
 
     def directory(self, name: str) -> Path | None:
         """A directory of the task (``data``, ``evaluation``, ...), if it is there."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
+from pytest_ageval.config.harbor.document import SOLUTION
+from pytest_ageval.config.harbor.templates import resolve
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import ActivityScope, Event, Session
+from pytest_ageval.executor import ActivityScope, Event, Session, Solution
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -55,7 +57,26 @@ def session_for(
         permission=attempt.options.permission,
         raw_dir=raw_dir,
         agent=binding.agent,
+        solution=reference_solution(attempt),
     )
+
+
+def reference_solution(attempt: Attempt) -> Solution | None:
+    """Of the current step of a Harbor task; None for a task in our own format."""
+    task = attempt.locked.harbor
+    if task is None:
+        return None
+    step = task.steps[max(0, len(attempt.steps) - 1)]
+    directory = attempt.locked.task_root / (step.directory or "") / "solution"
+    if not directory.is_dir():
+        directory = attempt.locked.task_root / "solution"
+    try:
+        env = resolve(task.solution_env, attempt.secret)
+    except KeyError as error:
+        raise ExecutorError(
+            "unset_variable", f"solution.env: the variable {error.args[0]} is not set"
+        ) from None
+    return Solution(directory, SOLUTION, env={"DEBIAN_FRONTEND": "noninteractive", **env})
 
 
 def preparing_session(attempt: Attempt, role: str) -> Session:

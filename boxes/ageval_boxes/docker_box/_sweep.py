@@ -108,5 +108,5 @@ def parse(output: str) -> tuple[list[str], int]:
 
 def wrapped(argv: Sequence[str], cwd: str, mark: str) -> list[str]:
     """`argv` in the directory `cwd`; a missing directory is told by `mark` on stderr and exit code 125."""
-    script = 'cd "$1" 2>/dev/null || { echo "$2" >&2; exit 125; }; shift 2; exec "$@"'
+    script = 'cd -P "$1" 2>/dev/null || { echo "$2" >&2; exit 125; }; shift 2; exec "$@"'
     return ["sh", "-c", script, "sh", cwd, mark, *argv]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ageval_boxes import _leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, give, put, remove_tree
-from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _owner
+from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _layout, _owner
 from ageval_boxes.docker_box._commands import Commands
 from ageval_boxes.docker_box._engine import Engine, call, connect, failure
 from ageval_boxes.docker_box._options import USER, DockerOptions
@@ -107,9 +107,10 @@ class DockerBox(Box):
         await self._open_services(engine)
         await self._close_network(engine)
         await self._open_container(engine, image)
-        self._commands = Commands(
-            engine, self._container_id, f"{self._user[0]}:{self._user[1]}", self._variables()
-        )
+        user = f"{self._user[0]}:{self._user[1]}"
+        if self._foreign:
+            user, self._user = await _layout.prepare(engine, self._container_id, image, self.options)
+        self._commands = Commands(engine, self._container_id, user, self._variables())
         self._state = "started"
 
     def _choose_user(self, engine: Engine) -> None:
@@ -121,7 +122,7 @@ class DockerBox(Box):
         self._user = self.options.ids(default)
         local = engine.socket is not None
         root = os.geteuid() == 0 and own == 0
-        self._shared = local and own is not None and (root or self._user[0] == own)
+        self._shared = local and own is not None and (root or self._user[0] == own) and not self._foreign
         asked = sorted({"storage_mb"} & set(self.spec.resources))
         if asked:
             self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
@@ -220,7 +221,7 @@ class DockerBox(Box):
             self._shared = False
             await self._create(engine, image)
         try:
-            if not self._shared:
+            if not self._shared and not self._foreign:
                 await call(_container.make_directories, engine, self._container_id, self._user)
             await call(engine.client.api.start, self._container_id)
         except BoxError as error:
@@ -237,6 +238,7 @@ class DockerBox(Box):
             files=self._files if self._shared else None,
             project=self._compose,
             closed=self._closed,
+            working_dir="/" if self._foreign else WORKSPACE,
         )
         self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
         try:
@@ -248,10 +250,15 @@ class DockerBox(Box):
             raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
         return True
 
+    @property
+    def _foreign(self) -> bool:
+        """The image has paths and users of its own."""
+        return bool(self.options.layout == "image")
+
     def _variables(self) -> dict[str, str]:
+        own = {} if self._foreign else {"LANG": "C.UTF-8", "HOME": HOME}
         return {
-            "LANG": "C.UTF-8",
-            "HOME": HOME,
+            **own,
             "AGEVAL_WORKSPACE": WORKSPACE,
             "AGEVAL_ARTIFACTS": ARTIFACTS,
             "AGEVAL_EVALUATION": EVALUATION,
@@ -347,6 +354,8 @@ class DockerBox(Box):
         return bool(self.options.background == "keep")
 
     async def _service(self, name: str) -> str:
+        if name == "main":
+            return self._container_id
         if self._compose is None:
             raise BoxError("environment_service_missing", f"the task has no compose services (asked: {name})")
         return await self._compose.container(name)

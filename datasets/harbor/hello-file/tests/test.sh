@@ -1,0 +1,9 @@
+#!/bin/bash
+# The reward file decides; the exit code does not.
+if [ "$(cat /app/hello.txt)" = "Hello, world!" ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo "found: $(cat /app/hello.txt 2>&1)"
+  echo 0 > /logs/verifier/reward.txt
+  exit 1
+fi
