@@ -197,7 +197,12 @@ class DockerBox(Box):
                 )
             return
         self._compose = _compose.Project(
-            engine, file, f"ageval-{self._id[:10]}", self.spec.work_dir, self._labels()
+            engine,
+            file,
+            f"ageval-{self._id[:10]}",
+            self.spec.work_dir,
+            self._labels(),
+            self.options.environment,
         )
         await self._compose.up()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.check import convert
 from pytest_ageval.config.dataset import Signature, signature_of
-from pytest_ageval.config.harbor import refuse
+from pytest_ageval.config.harbor import compose, refuse
 from pytest_ageval.config.harbor.document import (
     HarborArtifact,
     HarborCollect,
@@ -44,7 +44,6 @@ FORMAT = "harbor.task/1"
 ROLE = "agent"
 #: What only a box of containers has: the image's own paths and users.
 REQUIRES = frozenset({"exec", "upload", "download", "uid_gid", "path_views"})
-COMPOSE_FILES = ("docker-compose.yaml", "compose.yaml", "docker-compose.yml")
 
 _CANARY = re.compile(r"^\s*(?:<!--.*canary.*-->|#.*canary.*)\s*$", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
@@ -86,7 +85,7 @@ def _read(path: Path, strict: bool) -> TaskDocument:
         multi_step=bool(file.steps),
         image=environment.docker_image,
         workdir=environment.workdir,
-        env=environment.env,
+        env={**compose.main_environment(root / "environment"), **environment.env},
         network=environment.network_mode or "public",
         allowed_hosts=tuple(environment.allowed_hosts or ()),
         healthcheck=_healthcheck(environment.healthcheck),
@@ -184,8 +183,7 @@ def _tags(file: HarborFile) -> tuple[str, ...]:
 
 
 def _requires(file: HarborFile, root: Path) -> frozenset[str]:
-    compose = any((root / "environment" / name).is_file() for name in COMPOSE_FILES)
-    return REQUIRES | ({"compose"} if compose else set())
+    return REQUIRES | ({"compose"} if compose.find(root / "environment") is not None else set())
 
 
 def _limits(file: HarborFile, steps: tuple[HarborStep, ...]) -> Limits:

@@ -1,0 +1,2 @@
+#!/bin/bash
+if [ "$(cat /app/numbers.txt)" = "$(printf '1\n3\n5\n7\n9')" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt

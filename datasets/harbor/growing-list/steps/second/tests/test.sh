@@ -1,0 +1,4 @@
+#!/bin/bash
+same=$(printf '2\n3\n10\n4')
+if [ "$(cat /app/numbers.txt)" = "$(printf '1\n2\n3\n4\n5\n7\n9\n10')" ] && [ "$(cat /app/more.txt)" = "$same" ]
+then echo 1; else echo 0; fi > /logs/verifier/reward.txt
