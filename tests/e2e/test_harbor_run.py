@@ -163,7 +163,8 @@ def test_variables_artifacts_and_a_verifier_of_its_own(tasks: Tasks, monkeypatch
     tasks.write(
         "separate",
         'echo "$GIVEN" > /app/given; echo kept > /logs/artifacts/kept; mkdir /app/tree; '
-        "echo x > /app/tree/a.pyc; echo y > /app/tree/b; ln -s /etc/passwd /app/tree/link; echo leak > /app/not-declared",
+        "echo x > /app/tree/a.pyc; echo y > /app/tree/b; ln -s /etc/passwd /app/tree/link; "
+        "echo leak > /app/not-declared",
         """
         artifacts = [
           "/app/given", {source = "tree", destination = "the-tree", exclude = ["*.pyc"]}, "/app/absent",

@@ -1,4 +1,5 @@
 #!/bin/bash
+PATH=/usr/bin:/bin  # the agent may have put programs of its own in front of them
 # The reward file decides; the exit code does not.
 if [ "$(cat /app/hello.txt)" = "Hello, world!" ]; then
   echo 1 > /logs/verifier/reward.txt
