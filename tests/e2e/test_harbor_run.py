@@ -17,6 +17,13 @@ pytestmark = [pytest.mark.docker, needs_docker]
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "docs" / "examples" / "plugin-directory"
 GRADE = 'if [ "$(cat /app/answer)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+#: Programs that our own scripts call in the box, before and after test.sh.
+SHADOW = """
+for name in sh bash cat grep rm mkdir chmod chown wc head base64 tr cut sleep id; do
+  printf '#!/bin/dash\\necho 1 > /logs/verifier/reward.txt\\n' > /usr/local/bin/$name
+done
+/bin/chmod 755 /usr/local/bin/*
+"""
 
 
 class Tasks:
@@ -82,6 +89,7 @@ def test_rewards_and_who_wrote_them(tasks: Tasks) -> None:
         "planted-tests", "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh"
     )
     tasks.write("writer", writer)
+    tasks.write("shadowed", SHADOW, **{"tests/test.sh": "PATH=/usr/bin:/bin\n" + GRADE})
     tasks.write("huge", **{"tests/test.sh": "truncate -s 3G /logs/verifier/reward.txt\n"})
     tasks.write("fifo", **{"tests/test.sh": "mkfifo /logs/verifier/reward.txt\n"})
     tasks.write("link", **{"tests/test.sh": "echo 1 > /srv/one; ln -s /srv/one /logs/verifier/reward.txt\n"})
@@ -100,6 +108,7 @@ def test_rewards_and_who_wrote_them(tasks: Tasks) -> None:
         "planted-link": "FAIL",
         "planted-tests": "FAIL",
         "writer": "FAIL",
+        "shadowed": "FAIL",
         "huge": "reward_too_large",
         "fifo": "reward_not_a_file",
         "link": "reward_not_a_file",

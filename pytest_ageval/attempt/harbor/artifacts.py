@@ -96,7 +96,7 @@ async def put_back(box: Box, kept: list[Kept]) -> None:
     """Give a separate verifier the artifacts, at the paths that they had."""
     for item in kept:
         parent = str(PurePosixPath(item.source).parent)
-        made = await box.exec(["mkdir", "-p", "--", parent], user="root", timeout=60)
+        made = await box.exec(["/bin/mkdir", "-p", "--", parent], user="root", timeout=60)
         if not made.ok:
             raise BoxError("environment_upload_failed", f"{parent}: {made.stderr.strip()}")
         await box.upload(item.path, item.source, service=MAIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_ageval.attempt.harbor.verifier import wait_healthy
+from pytest_ageval.attempt.harbor.verifier import as_root, wait_healthy
 from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, VERIFIER_LOGS
 from pytest_ageval.config.harbor.templates import resolve
 from pytest_ageval.errors import BoxError
@@ -32,7 +32,7 @@ async def seed(attempt: Attempt, box: Box) -> None:
     task = attempt.locked.harbor
     assert task is not None
     script = f"mkdir -p {AGENT_LOGS} {ARTIFACTS} {VERIFIER_LOGS} && chmod 777 {AGENT_LOGS} {ARTIFACTS}"
-    made = await box.exec(["sh", "-c", script], user="root", timeout=60)
+    made = await as_root(box, script)
     if not made.ok:
         raise BoxError("environment_start_failed", f"/logs cannot be made: {made.stderr.strip()[:300]}")
     if task.healthcheck is not None:

@@ -115,8 +115,8 @@ async def _bring_step(attempt: Attempt, step: HarborStep) -> None:
     source = attempt.locked.task_root / (step.directory or "") / "workdir"
     if step.directory is not None and source.is_dir():
         await box.upload(source, ENVIRONMENT)
-        script = f"cp -a {ENVIRONMENT}/. . && rm -rf {ENVIRONMENT}"
-        done = await box.exec(["sh", "-c", script], cwd=WORKSPACE, user="root", timeout=SETUP_SECONDS)
+        script = f"cd -P {WORKSPACE} && cp -a {ENVIRONMENT}/. . && rm -rf {ENVIRONMENT}"
+        done = await verifier.as_root(box, script)
         if not done.ok:
             raise BoxError(
                 "environment_setup_failed", f"{step.directory}/workdir: {done.stderr.strip()[:300]}"

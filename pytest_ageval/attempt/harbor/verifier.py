@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
-from pytest_ageval.box import WORKSPACE, Box
+from pytest_ageval.box import WORKSPACE, Box, ExecResult
 from pytest_ageval.config.harbor.box import verifier_options
 from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, TESTS, VERIFIER_LOGS
 from pytest_ageval.config.harbor.templates import resolve
@@ -40,6 +40,15 @@ chmod 755 /tests /logs/verifier
 [ -z "$1" ] || chown -R "$1" /tests /logs/verifier
 """
 
+#: The system's bash before any that an agent may have put in front of it.
+_NO_BASH = "ageval: no bash"
+_BASH = f"""
+for b in /bin/bash /usr/bin/bash /usr/local/bin/bash; do [ -x "$b" ] && exec "$b" "$@"; done
+command -v bash >/dev/null && exec bash "$@"
+echo '{_NO_BASH}' >&2
+exit 127
+"""
+
 #: Says of a path what it is, how many bytes it has, and its first bytes as base64. Opens regular files only.
 _LOOK = """
 f=$1
@@ -49,6 +58,12 @@ elif [ -f "$f" ]; then echo "file $(wc -c < "$f" | tr -d ' ')"; head -c "$2" "$f
 elif [ -e "$f" ]; then echo "other neither a file nor a directory"
 else echo absent; fi
 """
+
+
+async def as_root(box: Box, script: str, *arguments: str) -> ExecResult:
+    """Run a script of ours with the system's programs, not with those that an agent put before them."""
+    command = ["/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}", "sh", *arguments]
+    return await box.exec(command, user="root", timeout=PATIENCE)
 
 
 async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None:
@@ -87,9 +102,8 @@ async def _grade(attempt: Attempt, box: Box, step: HarborStep, record: StepRecor
     verifier = step.verifier
     await _prepare(attempt, box, verifier)
     env = _environment(attempt, verifier)
-    done = await box.exec(
-        ["bash", f"{TESTS}/test.sh"], cwd=WORKSPACE, env=env, user=verifier.user, timeout=verifier.timeout_sec
-    )
+    command = ["/bin/sh", "-c", _BASH, "sh", f"{TESTS}/test.sh"]
+    done = await box.exec(command, cwd=WORKSPACE, env=env, user=verifier.user, timeout=verifier.timeout_sec)
     record.exit_code = done.exit_code
     attempt.evidence.write_verifier_output(step.name, done.stdout, done.stderr)
     # Nothing that test.sh left behind writes while its reward is read.
@@ -100,8 +114,8 @@ async def _grade(attempt: Attempt, box: Box, step: HarborStep, record: StepRecor
             f"tests/test.sh was still running after {verifier.timeout_sec:g} s (verifier.timeout_sec)",
             detail=attempt.redactor.text((done.stdout + done.stderr)[-2000:]) or None,
         )
-    if done.exit_code == 127 and "bash" in done.stderr and "not found" in done.stderr:
-        raise EvaluatorError("verifier_no_bash", f"the image has no bash: {done.stderr.strip()[:200]}")
+    if done.exit_code == 127 and done.stderr.startswith(_NO_BASH):
+        raise EvaluatorError("verifier_no_bash", "tests/test.sh is run by bash, and the image has none")
     try:
         record.rewards = read_rewards(await _look(box, "reward.txt"), await _look(box, "reward.json"))
     except EvaluatorError as error:
@@ -115,9 +129,9 @@ async def _prepare(attempt: Attempt, box: Box, verifier: HarborVerifier) -> None
     """What the agent left in the verifier's directories is gone; the tests are there."""
     if verifier.bundled:
         script = 'mkdir -p /logs/verifier && { [ -z "$1" ] || chown "$1" /logs/verifier; }'
-        done = await box.exec(["sh", "-c", script, "sh", verifier.user or ""], user="root", timeout=PATIENCE)
+        done = await as_root(box, script, verifier.user or "")
     else:
-        done = await box.exec(["sh", "-c", _RESET, "sh", ""], user="root", timeout=PATIENCE)
+        done = await as_root(box, _RESET, "")
     if not done.ok:
         raise EvaluatorError(
             "reward_path_not_clean",
@@ -129,7 +143,7 @@ async def _prepare(attempt: Attempt, box: Box, verifier: HarborVerifier) -> None
     await box.upload(tests, TESTS, service=MAIN)
     owner = verifier.user or ""
     script = f'chmod -R a+rX {TESTS} && {{ [ -z "$1" ] || chown -R "$1" {TESTS} {VERIFIER_LOGS}; }}'
-    done = await box.exec(["sh", "-c", script, "sh", owner], user="root", timeout=PATIENCE)
+    done = await as_root(box, script, owner)
     if not done.ok:
         raise EvaluatorError("verifier_prepare_failed", done.stderr.strip()[:300])
     attempt.fact("gold_materialized", {"at": "evaluate", "step": verifier.tests})
@@ -146,7 +160,7 @@ def _environment(attempt: Attempt, verifier: HarborVerifier) -> dict[str, str]:
 
 async def _look(box: Box, name: str) -> Found:
     path = f"{VERIFIER_LOGS}/{name}"
-    done = await box.exec(["sh", "-c", _LOOK, "sh", path, str(LIMIT)], user="root", timeout=PATIENCE)
+    done = await as_root(box, _LOOK, path, str(LIMIT))
     head, _, rest = done.stdout.partition("\n")
     kind, _, more = head.partition(" ")
     if kind == "file" and more.strip().isdigit():
@@ -161,7 +175,7 @@ async def _look(box: Box, name: str) -> Found:
 async def clear(box: Box) -> None:
     """Take tests, logs and rewards away, so that the next step's agent does not find them."""
     script = f"rm -rf {TESTS} {VERIFIER_LOGS}; mkdir -p {VERIFIER_LOGS} {AGENT_LOGS} {ARTIFACTS}"
-    done = await box.exec(["sh", "-c", script], user="root", timeout=PATIENCE)
+    done = await as_root(box, script)
     if not done.ok:
         raise EvaluatorError("verifier_left_behind", done.stderr.strip()[:300])
 
