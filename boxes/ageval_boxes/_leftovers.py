@@ -99,9 +99,9 @@ def _markers(directory: Path, levels: int, kind: str | None) -> Iterator[tuple[P
                 yield from _markers(inner, levels - 1, kind)
 
 
-def owner_lives(found: Mapping[str, Any]) -> bool:
-    """The process of this machine that a marker names still runs, and is not us."""
-    if found.get("boot_id") != boot_id() or found.get("pid") == os.getpid():
+def owner_lives(found: Mapping[str, Any], *, ours: bool = False) -> bool:
+    """The process of this machine that a marker names still runs, and is not us (unless `ours`)."""
+    if found.get("boot_id") != boot_id() or (found.get("pid") == os.getpid() and not ours):
         return False
     owner = read_proc(int(found.get("pid", 0)))
     return owner is not None and owner.alive and owner.start == found.get("start")
@@ -151,14 +151,15 @@ def reap(labels: Mapping[str, str]) -> list[str]:
     default_work_parent()
     removed = []
     for directory, found in abandoned("local", labels):
-        killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
+        killed = kill_box(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
         remove_directory(directory)
         attempt = found["labels"].get("ageval.attempt", directory.name)
         removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
     return removed
 
 
-def _kill(box_id: str, seconds: float = 3.0) -> int:
+def kill_box(box_id: str, seconds: float = 3.0) -> int:
+    """Kill every process of the box `box_id`, for at most `seconds`; how many there were."""
     if not box_id:
         return 0
     killed = 0
