@@ -159,6 +159,8 @@ class SshBox(Box):
         """Make the directories of the box on the host, and remove what earlier boxes left there."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
+        # A host that was never reached holds nothing of us, and needs no note.
+        await self.preflight()
         address = self.address
         at = host(address)
         self._begin()
