@@ -38,7 +38,8 @@ def sleeper(demo: DataSet) -> str:
                     threading.Thread(target=sleep, daemon=True).start()
                     while not alive("{mark}"):
                         pass
-                    Path({str(demo.root / "pid")!r}).write_text(str(os.getpid()))
+                    Path({str(demo.root / "new")!r}).write_text(str(os.getpid()))
+                    os.rename({str(demo.root / "new")!r}, {str(demo.root / "pid")!r})
 
             def alive(mark):
                 for proc in Path("/proc").iterdir():
