@@ -47,14 +47,14 @@ def _marker(handle: Mapping[str, Any]) -> dict[str, Any] | None:
         found = json.loads((Path(handle["work_dir"]) / MARKER).read_bytes())
     except (OSError, ValueError):
         return None
-    same = isinstance(found, dict) and found.get("kind") == "local" and found.get("id") == handle["id"]
+    same = isinstance(found, dict) and found.get("kind") == handle["kind"] and found.get("id") == handle["id"]
     return found if same else None
 
 
-def probe(handle: Mapping[str, Any]) -> ProbeStatus:
-    """What became of the local box of `handle`."""
+def probe(handle: Mapping[str, Any], kind: str) -> ProbeStatus:
+    """What became of the box of `handle`."""
     try:
-        refuse_other(handle, "local", "id", "work_dir")
+        refuse_other(handle, kind, "id", "work_dir")
     except BoxError as error:
         return ProbeStatus("absent", error.message)
     found = _marker(handle)
@@ -71,10 +71,10 @@ def probe(handle: Mapping[str, Any]) -> ProbeStatus:
 
 def take_over(handle: Mapping[str, Any], marker: Mapping[str, Any]) -> Path:
     """Put `marker` in place of the one of the box of `handle`; returns its work directory."""
-    refuse_other(handle, "local", "id", "work_dir")
+    refuse_other(handle, str(marker["kind"]), "id", "work_dir")
     work = Path(handle["work_dir"])
     with _alone(work):
-        status = probe(handle)
+        status = probe(handle, str(marker["kind"]))
         if status.state == "absent":
             raise BoxError("environment_attach_invalid", status.detail)
         if status.state == "busy":
@@ -85,9 +85,9 @@ def take_over(handle: Mapping[str, Any], marker: Mapping[str, Any]) -> Path:
     return work
 
 
-def discard(handle: Mapping[str, Any]) -> None:
+def discard(handle: Mapping[str, Any], kind: str) -> None:
     """Kill what runs in the box of `handle` and remove it; nothing when it is gone. Raises BoxError."""
-    refuse_other(handle, "local", "id", "work_dir")
+    refuse_other(handle, kind, "id", "work_dir")
     work = Path(handle["work_dir"])
     if _marker(handle) is None:
         return

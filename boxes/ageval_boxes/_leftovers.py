@@ -54,11 +54,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def marker(box_id: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def marker(box_id: str, labels: Mapping[str, str], kind: str = "local") -> dict[str, Any]:
     """What `MARKER` holds: the box, its labels, and the process that owns it."""
     own = read_proc(os.getpid())
     return {
-        "kind": "local",
+        "kind": kind,
         "id": box_id,
         "labels": dict(labels),
         "pid": os.getpid(),
@@ -142,19 +142,19 @@ def remove_directory(directory: Path) -> None:
     _remove_empty(directory.parent, work_parent())
 
 
-def reap(labels: Mapping[str, str]) -> list[str]:
-    """Kill and delete boxes that carry all of `labels`, unless another living process owns them.
+def reap(labels: Mapping[str, str], kind: str = "local") -> list[str]:
+    """Kill and delete boxes of `kind` that carry all of `labels`, unless another living process owns them.
 
     A box of this very process counts as left over: ask only when its own `stop` will not come.
     Returns a line for each.
     """
     default_work_parent()
     removed = []
-    for directory, found in abandoned("local", labels):
+    for directory, found in abandoned(kind, labels):
         killed = kill_box(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
         remove_directory(directory)
         attempt = found["labels"].get("ageval.attempt", directory.name)
-        removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
+        removed.append(f"{kind} box of {attempt}: {directory} ({killed} processes)")
     return removed
 
 

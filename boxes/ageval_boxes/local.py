@@ -167,7 +167,7 @@ class LocalBox(Box):
         if work_parent() in work.parents:
             default_work_parent()
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note = _leftovers.marker(self._id, self.spec.labels)
+        note = _leftovers.marker(self._id, self.spec.labels, self.kind)
         # Exclusive: two boxes never share a directory, and none inherits another one's files.
         with (work / _leftovers.MARKER).open("x", encoding="utf-8") as file:
             self._owned = True
@@ -212,25 +212,25 @@ class LocalBox(Box):
 
     def handle(self) -> dict[str, Any]:
         """Kind, id, work directory, labels, and the owner's pid and boot id."""
-        note = _leftovers.marker(self._id, self.spec.labels)
+        note = _leftovers.marker(self._id, self.spec.labels, self.kind)
         return {**note, "work_dir": str(self._work), "isolated": self.isolated}
 
     async def probe(self, handle: Mapping[str, Any]) -> ProbeStatus:
         """See `Box.probe`. Any process that is still in the box makes it busy."""
-        return await asyncio.to_thread(_adoption.probe, handle)
+        return await asyncio.to_thread(_adoption.probe, handle, self.kind)
 
     async def attach(self, handle: Mapping[str, Any]) -> None:
         """Take over; see `Box.attach`. The work directory is that of the handle."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
-        _adoption.refuse_other(handle, "local", "id", "work_dir")
+        _adoption.refuse_other(handle, self.kind, "id", "work_dir")
         if bool(handle.get("isolated")) != self.isolated:
             raise BoxError(
                 "environment_attach_invalid",
                 f"the box was opened with isolation: {'bwrap' if handle.get('isolated') else 'none'}; "
                 "its paths would be others now",
             )
-        note = _leftovers.marker(str(handle["id"]), self.spec.labels)
+        note = _leftovers.marker(str(handle["id"]), self.spec.labels, self.kind)
         work = await asyncio.to_thread(_adoption.take_over, handle, note)
         # From here on `stop` removes it.
         self._id, self._owned, self._adopted = str(handle["id"]), True, True
@@ -240,7 +240,7 @@ class LocalBox(Box):
 
     async def discard(self, handle: Mapping[str, Any]) -> None:
         """End and remove; see `Box.discard`."""
-        await asyncio.to_thread(_adoption.discard, handle)
+        await asyncio.to_thread(_adoption.discard, handle, self.kind)
 
     def _environment(self, commands: Commands, extra: Mapping[str, str] | None) -> dict[str, str]:
         env = {
@@ -456,12 +456,12 @@ class LocalBox(Box):
     @classmethod
     def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
         """Boxes below `work_parent` with these labels; those of this process count as left over."""
-        return _leftovers.find("local", labels)
+        return _leftovers.find(cls.kind, labels)
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
         """Remove boxes below `default_work_parent` with these labels whose owner is gone (or is us)."""
-        return _leftovers.reap(labels)
+        return _leftovers.reap(labels, cls.kind)
 
 
 def _attached(commands: Commands) -> list[Proc]:
