@@ -128,6 +128,32 @@ def test_what_a_killed_controller_left_is_found(
     assert until(lambda: not directories(scratch), 5), directories(scratch)
 
 
+def test_a_worker_whose_clean_up_is_cut_off_leaves_nothing(
+    sleeper: tuple[DataSet, str], scratch: Path
+) -> None:
+    """After an interrupt pytest-xdist kills workers within some ten seconds; the controller sweeps then."""
+    demo, mark = sleeper
+    with (demo.root / "conftest.py").open("a") as file:
+        file.write(
+            "\nimport pytest, time\n"
+            "@pytest.hookimpl(wrapper=True)\n"
+            "def pytest_ageval_summary_enrich(attempt, value):\n"
+            "    time.sleep(100)  # the box is stopped after this\n"
+            "    return (yield)\n"
+        )
+    process = start(demo, "-n", "1", "-k", "sleeps")
+    try:
+        assert until((demo.root / "pid").is_file), process.communicate(timeout=5)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "ageval: removed a leftover: local box of " in output
+    assert until(lambda: not alive(mark), 5)
+    assert until(lambda: not directories(scratch), 5), directories(scratch)
+
+
 def test_workers_of_a_run_in_the_background_can_be_stopped(
     sleeper: tuple[DataSet, str], scratch: Path
 ) -> None:

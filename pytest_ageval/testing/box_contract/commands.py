@@ -270,6 +270,17 @@ class Ending(Hooks):
 
         drive(body)
 
+    def test_killed_command_whose_streams_are_held(self, drive: Drive) -> None:
+        """A command that was killed (as when memory runs out) is told of soon, whoever holds its streams."""
+
+        async def body(box: Box) -> None:
+            begun = time.monotonic()
+            done = await box.exec(["sh", "-c", "echo first; setsid sleep 60 & kill -9 $$"], timeout=30)
+            assert time.monotonic() - begun < 5
+            assert (done.exit_code, done.stdout, done.timed_out) == (137, "first\n", False)
+
+        drive(body)
+
     def test_cancelled_command_is_killed(self, drive: Drive) -> None:
         """Cancelling `exec` (Ctrl-C) kills what it started."""
 
