@@ -170,7 +170,10 @@ class AttemptFace:
             try:
                 portal.run(self.raw.cleanup())
             finally:
-                if self._note is not None:
+                # By its note the controller knows where to look again; an interrupt makes no report.
+                error = self.raw.error
+                kept = self.raw.cleanup_warning or (error is not None and error.title == "interrupted")
+                if self._note is not None and not kept:
                     self._note.unlink(missing_ok=True)
 
     def _write_note(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,7 +57,7 @@ class Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(self._leave)
         self.has_tasks = False
         self.results: dict[str, dict[str, Any]] = {}
         self.warnings: dict[str, dict[str, Any]] = {}
@@ -236,12 +237,30 @@ class Controller:
         return self.has_tasks and self._running.is_dir()
 
     def _sweep(self) -> None:
+        self._reap(self._kinds())
+        self._remove_directories()
+
+    def _remove_directories(self) -> None:
         from pytest_ageval.job import work_dir
 
-        self._reap(self._kinds())
         shutil.rmtree(self._running, ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: somebody asked to keep a workspace
             work_dir(self.config).rmdir()
+
+    def _leave(self) -> None:
+        """Remove the boxes of a run that ends at once, those of its workers as soon as they are gone."""
+        from pytest_ageval.interrupts import LEAVE_SECONDS
+        from pytest_ageval.job import Job, run_id
+
+        deadline = time.monotonic() + LEAVE_SECONDS - 1
+        kinds = self._kinds() if self._ran_attempts() else set()
+        labels = {"ageval.run": run_id(self.config)}
+        while kinds and time.monotonic() < deadline:
+            self._reap(kinds)
+            with contextlib.suppress(Exception):
+                kinds = {kind for kind in kinds if Job.of(self.config).registry.box(kind).leftovers(labels)}
+            time.sleep(0.1)
+        self._remove_directories()
 
     def _kinds(self) -> set[str]:
         """Kinds of the boxes of this run, those of attempts that did not end included."""
@@ -257,7 +276,7 @@ class Controller:
                 cls = Job.of(self.config).registry.box(kind)
                 removed = cls.reap({"ageval.run": run_id(self.config), **labels})
             except Exception as error:
-                self._say(f"could not look for leftovers of kind {kind}: {error}")
+                self._say(f"could not remove leftovers of kind {kind}: {error}; later: pytest-ageval clean")
                 continue
             for what in removed:
                 self._say(f"removed a leftover: {what}")
