@@ -6,17 +6,22 @@ import abc
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import itertools
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from ageval_boxes import _remote_scripts as scripts
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, remove_tree
 from ageval_boxes._leftovers import default_work_parent
+from ageval_boxes._remote_cloud import remove
 from ageval_boxes._remote_link import Command, Interrupted, Link, Report, gone
-from ageval_boxes._remote_owner import OWNER, owner
+from ageval_boxes._remote_owner import marks, owner
 from ageval_boxes._remote_stdio import RemoteTransport
 from pytest_ageval.box import (
     ARTIFACTS,
@@ -47,14 +52,6 @@ def sdk(module: str, extra: str) -> Any:
         ) from error
 
 
-def swept(kind: str, looking: Coroutine[Any, Any, list[str]]) -> list[str]:
-    """What `looking` says was removed; BoxError when the vendor could not be asked."""
-    try:
-        return asyncio.run(looking)
-    except Exception as error:
-        raise BoxError("environment_connection_lost", f"{kind}: {type(error).__name__}: {error}") from error
-
-
 async def pieces_of(source: Path) -> AsyncIterator[bytes]:
     """A file of the host in pieces of a mebibyte, read without blocking the loop."""
     with contextlib.closing(source.open("rb")) as file:
@@ -69,6 +66,11 @@ class RemoteSandbox(Box):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"exec", "upload", "download", "attach_stdio"})
+    makes_images: ClassVar[bool] = True
+
+    #: The environment variable with the account's key, and where keys are made.
+    key_name: ClassVar[str]
+    keys_at: ClassVar[str]
 
     #: The most that one download may bring, in bytes and in files.
     download_bytes: int = DOWNLOAD_BYTES
@@ -85,17 +87,48 @@ class RemoteSandbox(Box):
         self._background: set[asyncio.Task[Any]] = set()
         self._why_gone = ""
         self._owned = False
+        self._asked = False  # for a sandbox: there may be one
 
     # -- what a vendor fills in ------------------------------------------------------------------
 
     @abc.abstractmethod
-    async def _make_link(self) -> Link:
-        """The connection, not yet open. BoxError when options, recipe or account do not allow it."""
+    def _connect(self) -> Link:
+        """The connection, to no sandbox yet."""
+
+    @abc.abstractmethod
+    async def _image(self, link: Link) -> str | None:
+        """The vendor's name of what the sandbox is made from, built now if need be; see `Link.open`."""
 
     @property
     @abc.abstractmethod
     def _lifetime(self) -> float:
         """Seconds that the sandbox lives without being put off."""
+
+    @classmethod
+    def _refusal(cls, options: Any) -> str | None:
+        """What is wrong with a set of `Options`, beyond their types."""
+        return "timeout_seconds must be at least 1" if options.timeout_seconds < 1 else None
+
+    # -- before it -------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """A missing library or key, and options that cannot be. The vendor is not asked."""
+        if importlib.util.find_spec(cls.kind) is None:
+            return f"the {cls.kind} library is not installed\npip install 'pytest-ageval[{cls.kind}]'"
+        if not os.environ.get(cls.key_name):
+            return f"{cls.key_name} is not set\nexport {cls.key_name}=... with a key of {cls.keys_at}"
+        try:
+            why = cls._refusal(msgspec.convert(dict(options), cls.Options))
+        except msgspec.ValidationError as error:
+            why = str(error)
+        return None if why is None else f"{why}\nsee the options of {cls.kind} in docs/reference/boxes.md"
+
+    async def preflight(self) -> None:
+        """Refuse what `check` refuses, and a library that cannot be imported."""
+        await asyncio.to_thread(sdk, self.kind, self.kind)
+        if (why := self.check(self.spec.options)) is not None:
+            raise BoxError("environment_preflight_failed", why.replace("\n", "; "))
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -111,8 +144,10 @@ class RemoteSandbox(Box):
             self._make_work_dir()
         except OSError as error:
             raise BoxError("environment_start_failed", str(error)) from error
-        self._link = await self._make_link()
-        await self._link.open({**self.spec.labels, OWNER: owner(), "ageval.box": self._id})
+        self._link = link = self._connect()
+        image = await self._image(link)
+        self._asked = True
+        await link.open(marks(self.spec.labels, self._id), image)
         self._spawn(self._keep_alive())
         await self._prepare()
 
@@ -268,8 +303,8 @@ class RemoteSandbox(Box):
         for task in list(self._background):
             task.cancel()
         try:
-            if link is not None:
-                await link.close()
+            if link is not None and self._asked:
+                await remove(link.account, self.kind, self._id)
         finally:
             for transport in self._transports:
                 await transport.let_go()
