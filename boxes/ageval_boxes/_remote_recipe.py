@@ -175,11 +175,13 @@ def stage(recipe: Recipe, layers: Sequence[ImageLayer], directory: Path, *, user
     Each has its context in a directory of its own, so that neither sees the files of another one, and
     nothing outside of them can be named. Returns the path of the Dockerfile.
     """
-    parts = [under(recipe.text, "context")]
-    _link_files(recipe.context, recipe.files, directory / "context")
+    # The digests are for a vendor that keeps what it got by names and contents, and forgets modes.
+    name = f"context-{recipe.digest[:12]}"
+    parts = [under(recipe.text, name)]
+    _link_files(recipe.context, recipe.files, directory / name)
     user = last_user(recipe.text, user)
     for number, layer in enumerate(layers):
-        name = f"layer-{number}"
+        name = f"layer-{number}-{stacked('', layer)[:12]}"
         parts.append(under(layer_recipe(layer, user=user), name))
         _link_files(layer.context, files_of(layer.context) if layer.context else (), directory / name)
     path = directory / "Dockerfile"

@@ -44,7 +44,12 @@ class Jail:
         self.root = directory / "root"
         if template is not None:
             subprocess.run(["cp", "-a", str(template), str(self.root)], check=True)
-        for name, mode, owner in (("", 0o755, 0), ("tmp", 0o1777, 0), ("home/user", 0o755, USERS["user"])):
+        for name, mode, owner in (
+            ("", 0o755, 0),
+            ("tmp", 0o1777, 0),
+            ("srv", 0o755, 0),
+            ("home/user", 0o755, USERS["user"]),
+        ):
             path = self.root / name
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(mode)
@@ -55,6 +60,9 @@ class Jail:
 
     def boot(self) -> None:
         """Start the machine: again, after `halt`."""
+        for path in self.root.iterdir():
+            if path.is_symlink():  # of an earlier start, as bwrap made it and will make it again
+                path.unlink()
         self._holder, self._pid = _spawner.submit(self._hold).result()
 
     def _hold(self) -> tuple[subprocess.Popen[bytes], int]:
