@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,11 @@ class E2BLink:
 
     async def own(self, labels: Mapping[str, str]) -> None:
         """Write the labels into a file of the sandbox: E2B cannot change metadata."""
-        data = json.dumps(dict(labels))
-        await self._sandbox.files.write(ADOPTED, data, user="root", request_timeout=_REQUEST)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield json.dumps(dict(labels)).encode()
+
+        await self._sandbox.files.write(ADOPTED, pieces(), user="root", request_timeout=_REQUEST)
 
     async def command(
         self, line: str, *, stdout: Sink, stderr: Sink, stdin: bool = False, root: bool = False

@@ -47,5 +47,6 @@ def left_behind(labels: Mapping[str, str]) -> bool:
 
 
 def of_attempt(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels of a box's `BoxSpec`, without those that are ours."""
-    return {name: value for name, value in labels.items() if name not in (OWNER, BOX, OURS[0])}
+    """The labels of a box's `BoxSpec`: without those that are for us, or of the vendor or the user."""
+    ours = (OWNER, BOX, OURS[0])
+    return {name: value for name, value in labels.items() if name.startswith("ageval.") and name not in ours}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_ageval.box import Box, BoxSpec
+from pytest_ageval.errors import BoxError
 from pytest_ageval.registry import Registry
 
 RUN = f"behaviour-{os.getpid()}"
@@ -102,3 +103,17 @@ def with_box(box: Box, body: Callable[[Box], Awaitable[None]]) -> None:
             await box.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def refusal(box: Box) -> BoxError:
+    """Why the box does not start. It is stopped."""
+
+    async def main() -> BoxError:
+        try:
+            with pytest.raises(BoxError) as refused:
+                await box.start()
+        finally:
+            await box.stop()
+        return refused.value
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
