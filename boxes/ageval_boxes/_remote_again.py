@@ -98,10 +98,7 @@ class FoundAgain(RemoteSandbox):
                 raise BoxError(
                     f"environment_attach_{'busy' if status.state == 'busy' else 'invalid'}", status.detail
                 )
-            try:
-                self._make_work_dir()
-            except OSError as error:
-                raise BoxError("environment_start_failed", str(error)) from error
+            await asyncio.to_thread(self._make_work_dir, box_id)
             link = self._connect()
             try:
                 await link.join(sandbox_id)
@@ -125,6 +122,7 @@ class FoundAgain(RemoteSandbox):
             raise BoxError("environment_attach_invalid", f"the handle names no {self.kind} sandbox")
         found = await self._look(handle)
         if isinstance(found, ProbeStatus):
+            await asyncio.to_thread(cloud.remove_directories, self.kind, str(handle.get("id") or ""))
             return
         if (owned := _owned(found)) is not None:
             raise BoxError("environment_attach_busy", owned.detail)
@@ -133,6 +131,7 @@ class FoundAgain(RemoteSandbox):
             await cloud.remove(account, self.kind, found.labels[BOX])
         finally:
             await account.close()
+        await asyncio.to_thread(cloud.remove_directories, self.kind, found.labels[BOX])
 
     # -- all of them -----------------------------------------------------------------------------
 

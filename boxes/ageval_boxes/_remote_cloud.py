@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from ageval_boxes import _leftovers
 from ageval_boxes._remote_owner import BOX, left_behind, of_attempt
 from pytest_ageval.box import Leftover
 from pytest_ageval.errors import BoxError
@@ -81,7 +82,11 @@ def leftovers(kind: str, open_account: Callable[[], Account], labels: Mapping[st
     """
 
     async def look(account: Account) -> list[Leftover]:
-        return [_as_leftover(kind, found) for found in await account.find(labels)]
+        found = await account.find(labels)
+        listed = {one.labels[BOX] for one in found}
+        return [_as_leftover(kind, one) for one in found] + [
+            left for left, box_id in _directories(kind, labels) if box_id not in listed
+        ]
 
     return _asking(kind, open_account, look)
 
@@ -95,10 +100,34 @@ def reap(kind: str, open_account: Callable[[], Account], labels: Mapping[str, st
             if left_behind(found.labels):
                 await remove(account, kind, found.labels[BOX])
                 left = _as_leftover(kind, found)
+                remove_directories(kind, found.labels[BOX])
+                removed.append(f"{kind} box of {left.labels.get('ageval.attempt', '?')}: {left.where}")
+        for left, box_id in _directories(kind, labels):
+            if not await account.find({BOX: box_id}):
+                remove_directories(kind, box_id)
                 removed.append(f"{kind} box of {left.labels.get('ageval.attempt', '?')}: {left.where}")
         return removed
 
     return _asking(kind, open_account, sweep)
+
+
+def remove_directories(kind: str, box_id: str) -> None:
+    """Remove the directories on this machine of the box `box_id` whose owner is dead, or is us."""
+    for directory, found in _leftovers.abandoned(kind, {}):
+        if found.get("id") == box_id:
+            _leftovers.remove_directory(directory)
+
+
+def _directories(kind: str, labels: Mapping[str, str]) -> list[tuple[Leftover, str]]:
+    """Such directories of boxes with `labels`, and the ids of these boxes."""
+    rows = []
+    for directory, found in _leftovers.abandoned(kind, labels):
+        try:
+            age = max(0.0, time.time() - directory.stat().st_mtime)
+        except OSError:  # its owner was us, and has just removed it
+            continue
+        rows.append((Leftover(kind, str(directory), found["labels"], age), str(found.get("id"))))
+    return rows
 
 
 def _as_leftover(kind: str, found: Found) -> Leftover:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import itertools
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -16,10 +17,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from ageval_boxes import _leftovers
 from ageval_boxes import _remote_scripts as scripts
-from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, remove_tree
-from ageval_boxes._leftovers import default_work_parent
-from ageval_boxes._remote_cloud import remove
+from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES
+from ageval_boxes._remote_cloud import remove, remove_directories
 from ageval_boxes._remote_link import Command, Interrupted, Link, Report, gone
 from ageval_boxes._remote_owner import marks, owner
 from ageval_boxes._remote_stdio import RemoteTransport
@@ -29,6 +30,7 @@ from pytest_ageval.box import (
     WORKSPACE,
     Box,
     BoxSpec,
+    check_path,
     work_parent,
 )
 from pytest_ageval.errors import BoxError
@@ -79,7 +81,7 @@ class RemoteSandbox(Box):
     def __init__(self, spec: BoxSpec) -> None:
         super().__init__(spec)
         self.warnings: list[str] = []
-        self._state: Literal["new", "started", "stopped"] = "new"
+        self._state: Literal["new", "started", "failed", "stopped"] = "new"
         self._id = secrets.token_hex(8)
         self._link: Link | None = None
         self._numbers = itertools.count(1)
@@ -136,14 +138,18 @@ class RemoteSandbox(Box):
         """Create the sandbox and make its directories."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
-        await self.preflight()
         self._state = "started"
+        try:
+            await self._start()
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    async def _start(self) -> None:
+        await self.preflight()
         if asked := sorted({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)):
             self.warnings.append(f"{self.kind} boxes take {', '.join(asked)} from their template only")
-        try:
-            self._make_work_dir()
-        except OSError as error:
-            raise BoxError("environment_start_failed", str(error)) from error
+        await asyncio.to_thread(self._make_work_dir, self._id)
         self._link = link = self._connect()
         image = await self._image(link)
         self._asked = True
@@ -151,12 +157,22 @@ class RemoteSandbox(Box):
         self._spawn(self._keep_alive())
         await self._prepare()
 
-    def _make_work_dir(self) -> None:
+    def _make_work_dir(self, box_id: str) -> None:
+        """Our own directory on this machine, with a note of whose it is.
+
+        What a dead owner left of the same box is replaced.
+        """
         work = self.spec.work_dir
-        if work_parent() in work.parents:
-            default_work_parent()
-        work.mkdir(mode=0o700, parents=True)
-        self._owned = True
+        note = {**_leftovers.marker(box_id, self.spec.labels), "kind": self.kind}
+        try:
+            remove_directories(self.kind, box_id)
+            if work_parent() in work.parents:
+                _leftovers.default_work_parent()
+            work.mkdir(mode=0o700, parents=True)
+            self._owned = True
+            (work / _leftovers.MARKER).write_text(json.dumps(note), encoding="utf-8")
+        except OSError as error:
+            raise BoxError("environment_start_failed", str(error)) from error
 
     async def _prepare(self) -> None:
         directories = (WORKSPACE, HOME, ARTIFACTS)
@@ -193,9 +209,15 @@ class RemoteSandbox(Box):
     @property
     def _open(self) -> Link:
         if self._link is None or self._state != "started":
-            word = "was stopped" if self._state == "stopped" else "was not started"
+            words = {"stopped": "was stopped", "failed": "could not be started"}
+            word = words.get(self._state, "was not started")
             raise BoxError("environment_not_started", f"this box {word}")
         return self._link
+
+    def visible_path(self, path: str) -> str:
+        """The path itself: ``/attempt`` is real in the sandbox."""
+        check_path(path)
+        return path
 
     def handle(self) -> dict[str, Any]:
         """Kind, the vendor's id of the sandbox, labels, owner."""
@@ -314,4 +336,4 @@ class RemoteSandbox(Box):
             if link is not None:
                 await link.disconnect()
             if self._owned:
-                await asyncio.to_thread(remove_tree, self.spec.work_dir)
+                await asyncio.to_thread(_leftovers.remove_directory, self.spec.work_dir)
