@@ -58,7 +58,7 @@ class Templates:
         return bool(await self._e2b.AsyncTemplate.exists(name))
 
     def _of_recipe(self, recipe: recipes.Recipe) -> Callable[[], Any]:
-        return lambda: self._new(recipe.context).from_dockerfile(recipe.text)
+        return lambda: self._new(recipe.context, recipes.EXCLUDED).from_dockerfile(recipe.text)
 
     def _of_layer(self, below: str, layer: ImageLayer, user: str) -> Callable[[], Any]:
         def make() -> Any:
@@ -69,12 +69,10 @@ class Templates:
 
         return make
 
-    def _new(self, context: Path | None) -> Any:
+    def _new(self, context: Path | None, excluded: Sequence[str] = ()) -> Any:
         # Without a context nothing is copied, and no directory of the caller is taken for it.
         path = Path(__file__).parent / "docker_box" / "base" if context is None else context
-        return self._e2b.AsyncTemplate(
-            file_context_path=str(path), file_ignore_patterns=list(recipes.EXCLUDED)
-        )
+        return self._e2b.AsyncTemplate(file_context_path=str(path), file_ignore_patterns=list(excluded))
 
     async def _once(self, name: str, make: Callable[[], Any], what: str) -> None:
         async def build(said: BuildLog) -> None:

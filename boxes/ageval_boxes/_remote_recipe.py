@@ -20,7 +20,7 @@ from typing import Any
 from pytest_ageval.box import ImageLayer
 from pytest_ageval.errors import BoxError
 
-#: Never part of a build: gold, the solution, evidence, and what is not worth sending.
+#: Never part of the build of a task's recipe: gold, the solution, evidence, and what is not worth sending.
 EXCLUDED = ("evaluation", "solution", ".ageval", ".git", "**/__pycache__", "**/*.pyc", "**/node_modules")
 
 _BASE = Path(__file__).parent / "docker_box" / "base" / "Dockerfile"
@@ -63,7 +63,7 @@ def of_task(task_root: Path | None) -> Recipe | None:
         return re.sub(r"(?m)^(FROM \S+)$", rf"\g<1>{found['stage'] or ''}", base, count=1)
 
     text = _FROM_BASE.sub(inline, text)
-    return Recipe(text, task_root, files_of(task_root), str(path))
+    return Recipe(text, task_root, files_of(task_root, EXCLUDED), str(path))
 
 
 def of_base() -> Recipe:
@@ -109,15 +109,15 @@ def stacked(below: str, layer: ImageLayer) -> str:
     return found.hexdigest()
 
 
-def files_of(context: Path) -> tuple[str, ...]:
-    """The files and directories of a context, without what ``.dockerignore`` and `EXCLUDED` name."""
+def files_of(context: Path, excluded: Sequence[str] = ()) -> tuple[str, ...]:
+    """The files and directories of a context, without what its ``.dockerignore`` and `excluded` name."""
     from e2b_dockerfile_utils import PatternMatcher
 
     ignore = context / ".dockerignore"
     lines = ignore.read_text("utf-8-sig").splitlines() if ignore.is_file() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     # Ours come last: no "!" of a task's own list brings gold back.
-    matcher = PatternMatcher([*patterns, *EXCLUDED])
+    matcher = PatternMatcher([*patterns, *excluded])
     found: list[str] = []
 
     def walk(directory: Path, prefix: str) -> None:

@@ -117,13 +117,16 @@ def test_layers(cloud: Cloud, tmp_path: Path, task: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "bin" / "agent").write_text(f"{name} {tmp_path}")
+    # An install of an agent has what no task's context has.
+    (tmp_path / "one" / "node_modules" / "solution").mkdir(parents=True)
+    (tmp_path / "one" / "node_modules" / "solution" / "main").write_text("")
     layers = (
         ImageLayer("one", dest="/srv/one", context=tmp_path / "one", key="1"),
         ImageLayer("two", "COPY bin/agent /srv/two\nRUN id -u > /srv/who", context=tmp_path / "two"),
         ImageLayer("three", "RUN echo three > /srv/three"),
     )
     before = made(cloud)
-    script = "cat /srv/one/bin/agent; echo; cat /srv/two; echo; cat /srv/who /srv/three; ls /srv/all; id -un"
+    script = "[ -e /srv/one/node_modules/solution/main ] && cat /srv/one/bin/agent; echo; cat /srv/two; echo; cat /srv/who /srv/three; ls /srv/all; id -un"
     if cloud.kind == "daytona" or os.geteuid() != 0:
         script += " >/dev/null; echo user"  # who the user is, is the test's own matter there
     said = out_of(cloud, tmp_path / "1", script, task_root=task, layers=layers)

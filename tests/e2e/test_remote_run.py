@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ QUICKSTART = Path(__file__).parents[2] / "datasets" / "quickstart"
 
 @pytest.fixture(scope="module", params=["e2b", "daytona"])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    with opened(request.param) as found:
+    with opened(request.param, minute=60) as found:
         yield found
 
 
@@ -76,20 +77,17 @@ def nothing_left(cloud: Cloud, directory: Path) -> None:
 
 
 def test_attempts_of_the_quickstart(cloud: Cloud, tmp_path: Path) -> None:
-    """Two attempts of two tasks in two workers pass, and each had a sandbox of its own."""
+    """Two attempts in two workers pass, and each had a sandbox of its own."""
     before = Counter(cloud.server.requests)
     code, results, output = run(
-        cloud, QUICKSTART, tmp_path, *plain(cloud), "-k", "log-triage or release-note", "--attempts=2", "-n2"
+        cloud, QUICKSTART, tmp_path, *plain(cloud), "-k", "log-triage", "--attempts=2", "-n2"
     )
     assert code == 0, output
     found = Counter((result["task_id"], result["status"], result["kind"]) for result in results)
-    assert found == {(task, "PASS", cloud.kind): 2 for task in ("log-triage", "release-note")}
+    assert found == {("log-triage", "PASS", cloud.kind): 2}
     nothing_left(cloud, tmp_path)
     made = cloud.server.requests - before
-    assert (
-        sum(n for (verb, path), n in made.items() if verb == "POST" and path.endswith(CREATE[cloud.kind]))
-        == 4
-    )
+    assert made["POST", CREATE[cloud.kind]] == 2
 
 
 CREATE = {"e2b": "/v2/sandboxes", "daytona": "/api/sandbox"}
@@ -117,15 +115,13 @@ def make_set(directory: Path, **more: str) -> Path:
 
 
 def test_recipe_of_a_task(cloud: Cloud, tmp_path: Path) -> None:
-    """Attempts in two workers share one build; a second run builds nothing."""
+    """Attempts in two workers share one build."""
     recipe = f"FROM debian:12-slim\nRUN echo baked in > /srv/baked\n# {tmp_path}\n"
     dataset = make_set(tmp_path, **{"tasks/baked/environment/Dockerfile": recipe})
     before = len(cloud.builds.started)
-    for attempts in ("3", "1"):
-        code, results, output = run(cloud, dataset, tmp_path, f"--attempts={attempts}", "-n2")
-        assert code == 0, output
-    assert {result["status"] for result in results} == {"PASS"}
-    assert len(results) == 4
+    code, results, output = run(cloud, dataset, tmp_path, "--attempts=2", "-n2")
+    assert code == 0, output
+    assert [result["status"] for result in results] == ["PASS", "PASS"]
     assert len(cloud.builds.started) - before == 1
     nothing_left(cloud, tmp_path)
 
@@ -173,12 +169,10 @@ def test_killed_run_is_cleaned_up(cloud: Cloud, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "nothing was left behind" in clean("--older-than=1h")
     said = clean("--dry-run")
     assert sorted(re.findall(rf"would remove {cloud.kind} box of \S+ .*sandbox ([\w-]+)", said)) == ids
     said = clean()
     assert sorted(re.findall(rf"removed {cloud.kind} box of \S+: sandbox ([\w-]+)", said)) == ids
-    assert "nothing was left behind" in clean()
     nothing_left(cloud, tmp_path)
 
 
@@ -215,4 +209,41 @@ def test_interrupted(cloud: Cloud, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+    nothing_left(cloud, tmp_path)
+
+
+def test_sandbox_vanishes(cloud: Cloud, tmp_path: Path) -> None:
+    """While the agent works, and between agent and evaluator: an ERROR that says so, never a score."""
+    after = {
+        "task.yaml": FILES["tasks/baked/task.yaml"].replace("baked", "after"),
+        "run.py": f"import time\n{FILES['tasks/baked/run.py']}    time.sleep(3)\n",
+        "evaluator.py": 'def evaluate(inputs):\n    return {"status": "FAIL", "score": 0.0}\n',
+        "solution/turns.yaml": "solver: [{run: touch made here}]\n",
+    }
+    dataset = hanging(tmp_path)
+    for name, text in after.items():
+        path = dataset / "tasks" / "after" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    stopping = threading.Event()
+
+    def vanish() -> None:
+        while not stopping.wait(0.05):
+            for sandbox in filter(here, list(cloud.server.sandboxes.values())):
+                if sandbox.jail.path("/attempt/workspace/made").exists():
+                    time.sleep(1)  # the turn ends, and run.py goes on
+                cloud.server.kill(sandbox.id)
+
+    thread = threading.Thread(target=vanish)
+    thread.start()
+    try:
+        code, results, output = run(cloud, dataset, tmp_path, *plain(cloud))
+    finally:
+        stopping.set()
+        thread.join()
+    assert code != 0
+    for result in results:
+        assert (result["status"], result["score"]) == ("ERROR", None), output
+        assert result["error"]["title"] == "environment_sandbox_gone", result["error"]
+    assert len(results) == 2
     nothing_left(cloud, tmp_path)

@@ -61,8 +61,11 @@ class Cloud:
 
 
 @contextlib.contextmanager
-def opened(kind: str) -> Iterator[Cloud]:
-    """The stand-in of a vendor, in this process's environment. Nothing must be left in the end."""
+def opened(kind: str, *, minute: float = 2.0) -> Iterator[Cloud]:
+    """The stand-in of a vendor, in this process's environment. Nothing must be left in the end.
+
+    `minute`: the seconds that a minute of Daytona takes, which counts lifetimes in minutes.
+    """
     pytest.importorskip(kind, reason=f"the extra {kind} is not installed")
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -73,8 +76,7 @@ def opened(kind: str) -> Iterator[Cloud]:
         else:
             from daytona_server import DaytonaServer
 
-            # Two seconds of the server are a minute of the vendor.
-            server = stack.enter_context(DaytonaServer(minute=2.0))
+            server = stack.enter_context(DaytonaServer(minute=minute))
             plain_store(patch)
         for name, value in server.environment.items():
             patch.setenv(name, value)
