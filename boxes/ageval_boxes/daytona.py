@@ -95,12 +95,17 @@ class DaytonaBox(RemoteBox):
         """What a snapshot of ours is made from; None where none is needed."""
         options, layers = self.options, self.spec.layers
         if options.snapshot:
-            if layers:
+            # What is only a directory is an agent's install, which can be made in the box too.
+            needed = [layer.name for layer in layers if layer.recipe]
+            if needed:
                 raise BoxError(
                     "environment_image_unresolved",
-                    f"nothing can be added to the snapshot {options.snapshot!r}, and "
-                    f"{', '.join(layer.name for layer in layers)} must be; use image, or leave snapshot out",
+                    f"nothing can be added to the snapshot {options.snapshot!r}, and {', '.join(needed)} "
+                    f"must be; use image, or leave snapshot out",
                 )
+            if layers:
+                names = ", ".join(layer.name for layer in layers)
+                self.warnings.append(f"{names}: not put into the snapshot {options.snapshot!r}")
             return None
         if options.image:
             return recipes.of_image(options.image) if layers else None

@@ -157,13 +157,19 @@ def test_base_of_a_task_without_a_recipe(cloud: Cloud, tmp_path: Path) -> None:
 
 
 def test_snapshot_takes_no_layers(cloud: Cloud, tmp_path: Path) -> None:
-    """Nothing can be put on a snapshot of Daytona; E2B can begin a template with another one."""
+    """Nothing can be put on a snapshot of Daytona: said of a directory, refused of instructions."""
     if cloud.kind == "e2b":
-        pytest.skip("see the test above")
-    box = cloud.box(tmp_path, layers=(ImageLayer("agent", "RUN true"),))
-    error = refusal(box)
+        pytest.skip("a template of E2B can begin with another one: see the test above")
+    error = refusal(cloud.box(tmp_path / "1", layers=(ImageLayer("agent", "RUN true"),)))
     assert error.title == "environment_image_unresolved"
     assert "agent" in error.message
+    box = cloud.box(tmp_path / "2", layers=(ImageLayer("install", dest="/srv/x", context=tmp_path),))
+
+    async def body(box: Box) -> None:
+        assert not (await box.exec(["test", "-e", "/srv/x"])).ok
+
+    with_box(box, body)
+    assert any("install" in warning for warning in box.warnings)  # type: ignore[attr-defined]
 
 
 def test_build_fails(cloud: Cloud, tmp_path: Path, task: Path) -> None:
