@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,15 @@ _USER = "root"
 
 
 class Snapshots:
-    """The snapshots whose names begin with `prefix`. `build`: missing ones are built."""
+    """The snapshots whose names begin with `prefix`. `build`: missing ones are built, in `staging`."""
 
-    def __init__(self, client: Any, prefix: str, *, build: bool, target: str | None) -> None:
+    def __init__(self, client: Any, prefix: str, *, build: bool, target: str | None, staging: Path) -> None:
         self._library = sdk("daytona", "daytona")
         self._client = client
         self._prefix = prefix
         self._build = build
         self._target = target
+        self._staging = staging
 
     async def resolve(self, recipe: recipes.Recipe, layers: Sequence[ImageLayer]) -> str:
         """The name of the snapshot of `recipe` with `layers`, built now if need be.
@@ -88,11 +88,9 @@ class Snapshots:
         if await self._state(name) in _FAILED:
             await self._client.snapshot.delete(name)
             await self._gone(name)
-        directory = Path(tempfile.mkdtemp(prefix="ageval-snapshot-"))
+        directory = self._staging
         try:
-            dockerfile = await asyncio.to_thread(
-                recipes.stage, recipe, layers, directory / "staged", user=_USER
-            )
+            dockerfile = await asyncio.to_thread(recipes.stage, recipe, layers, directory, user=_USER)
             image = self._library.Image.from_dockerfile(dockerfile, strict_context=True)
             params = self._library.CreateSnapshotParams(name=name, image=image, region_id=self._target)
             await self._client.snapshot.create(params, on_logs=said, timeout=BUILD_SECONDS)

@@ -88,7 +88,14 @@ class DaytonaBox(RemoteBox):
         if recipe is None:
             return self.options.snapshot  # type: ignore[no-any-return]
         options = self.options
-        snapshots = Snapshots(link.client, options.snapshot_name, build=options.build, target=options.target)
+        snapshots = Snapshots(
+            link.client,
+            options.snapshot_name,
+            build=options.build,
+            target=options.target,
+            # A directory of the box: it is found and removed when we are killed.
+            staging=self.spec.work_dir / "snapshot",
+        )
         return await snapshots.resolve(recipe, self.spec.layers)
 
     async def _recipe(self) -> recipes.Recipe | None:
