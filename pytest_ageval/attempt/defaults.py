@@ -13,10 +13,11 @@ import pluggy
 
 from pytest_ageval import portal
 from pytest_ageval.errors import BoxError
+from pytest_ageval.sessions.build import executor_options
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
-    from pytest_ageval.box import Box, BoxSpec
+    from pytest_ageval.box import Box, BoxSpec, ImageLayer
     from pytest_ageval.executor import Executor, Session
 
 #: Exclusive slots for which a profile may choose a plugin.
@@ -31,6 +32,8 @@ async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
             return found
     if slot == "environment_setup":
         return await run_setup_script(attempt)
+    if slot == "image_layers":
+        return await image_layers(attempt)
     if slot == "environment":
         return make_box(attempt, value)
     if slot == "executor":
@@ -42,6 +45,15 @@ async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
     if slot == "permission":
         return None
     return value
+
+
+async def image_layers(attempt: Attempt) -> list[ImageLayer]:
+    """What the roles' executors need in the image."""
+    found: list[ImageLayer] = []
+    for binding in attempt.locked.bindings.values():
+        executor = attempt.registry.executor(binding.executor)
+        found += await executor.image_layers(executor_options(attempt, binding))
+    return found
 
 
 def make_box(attempt: Attempt, spec: BoxSpec) -> Box:
@@ -110,6 +122,7 @@ def _pass_on(slot: str) -> Any:
     return _outermost_last(implementation)
 
 
+pytest_ageval_image_layers = _bridge("image_layers")
 pytest_ageval_environment = _bridge("environment")
 pytest_ageval_environment_setup = _bridge("environment_setup")
 pytest_ageval_executor = _bridge("executor")

@@ -8,7 +8,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ class Plan:
     project: Project | None
     #: The network without a way out, with ``egress: llm``.
     closed: str | None = None
+    #: Directories of the host that are seen read-only, and where; only with `files`.
+    shown: Sequence[tuple[Path, str]] = ()
 
 
 def agents_directory() -> Path:
@@ -72,6 +74,11 @@ def create(engine: Engine, plan: Plan) -> str:
             # Mounts, not binds: a directory that the engine does not see is an error, not made.
             Mount(ROOT, str(plan.files.resolve()), type="bind"),
             Mount(AGENTS, str(agents_directory().resolve()), type="bind", read_only=True),
+            *(
+                Mount(target, str(source.resolve()), type="bind", read_only=True)
+                for source, target in plan.shown
+                if not _is_an_install(source, target)
+            ),
         ]
     network, endpoint = _network(engine, plan)
     host = api.create_host_config(
@@ -99,6 +106,13 @@ def create(engine: Engine, plan: Plan) -> str:
         platform=plan.options.platform,
     )
     return str(made["Id"])
+
+
+def _is_an_install(source: Path, target: str) -> bool:
+    """It is seen there anyway, with all agents' installs."""
+    root = agents_directory().resolve()
+    real = source.resolve()
+    return real.is_relative_to(root) and target == f"{AGENTS}/{real.relative_to(root)}"
 
 
 def _network(engine: Engine, plan: Plan) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ageval_boxes import _leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, give, put, remove_tree
-from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _owner
+from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _layers, _owner
 from ageval_boxes.docker_box._commands import Commands
 from ageval_boxes.docker_box._engine import Engine, call, connect, failure
 from ageval_boxes.docker_box._options import USER, DockerOptions
@@ -45,6 +45,7 @@ class DockerBox(Box):
     """
 
     kind = "docker"
+    makes_images: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"exec", "upload", "download", "attach_stdio", "uid_gid", "path_views", "compose"}
     )
@@ -96,6 +97,8 @@ class DockerBox(Box):
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
         self._state = "starting"
+        for layer in self.spec.layers:
+            _layers.check(layer)
         await self.preflight()
         engine = await self._connect()
         self._choose_user(engine)
@@ -214,11 +217,17 @@ class DockerBox(Box):
         allowed = _egress.rules(self.spec.model_urls, self.options.egress_allow)
         await _egress.start_proxy(engine, base, self._closed, allowed, labels)
 
+    async def _with_layers(self, engine: Engine, image: str) -> str:
+        """`image` with the layers that are not shown from the host."""
+        layers = [row for row in self.spec.layers if row.dest is None or not self._shared]
+        labels = self._image_labels()
+        return await _layers.stack(engine, image, layers, platform=self.options.platform, labels=labels)
+
     async def _open_container(self, engine: Engine, image: str) -> None:
-        if not await self._create(engine, image):
+        if not await self._create(engine, await self._with_layers(engine, image)):
             # The engine is elsewhere, although its socket is here.
             self._shared = False
-            await self._create(engine, image)
+            await self._create(engine, await self._with_layers(engine, image))
         try:
             if not self._shared:
                 await call(_container.make_directories, engine, self._container_id, self._user)
@@ -237,6 +246,7 @@ class DockerBox(Box):
             files=self._files if self._shared else None,
             project=self._compose,
             closed=self._closed,
+            shown=_layers.shown(self.spec.layers),
         )
         self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
         try:

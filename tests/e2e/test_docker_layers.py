@@ -1,0 +1,164 @@
+"""Image layers of a plugin and of an agent: built once, rebuilt when they change, never per attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.docker_engine import needs_docker
+
+pytestmark = [pytest.mark.docker, needs_docker]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+CONFTEST = """
+from pathlib import Path
+from pytest_ageval.box import ImageLayer
+
+HERE = Path(__file__).parent
+
+def pytest_ageval_image_layers(attempt):
+    return [LAYER]
+"""
+WITH_DEST = 'ImageLayer("kit", context=HERE / "kit", dest="/opt/kit")'
+WITH_RECIPE = (
+    'ImageLayer("kit", "COPY . /opt/kit\\nRUN test ! -w /etc/shadow || echo root > /opt/as", HERE / "kit")'
+)
+
+# An agent that speaks the protocol, started from the layer.
+PROFILES = """
+format: ageval.profiles/1
+environment: docker
+agent_profiles:
+  solver:
+    executor: acp
+    options: {command: [python3, /opt/kit/raw_agent.py, hello]}
+"""
+RUN = """
+async def run(ctx):
+    reply = await ctx.agent.session("solver").invoke("work")
+    ctx.publish_json("reply", reply["text"])
+"""
+EVALUATOR = """
+import json, pathlib
+async def evaluate(inputs):
+    look = "cat /opt/kit/word; touch /opt/kit/new"
+    done = await inputs["scoring"].exec("main", ["sh", "-c", look])
+    said = json.loads(pathlib.Path(inputs["artifacts"]["reply"]).read_text())
+    passed = said == "hello, 4" and done.exit_code != 0
+    return {"status": "PASS" if passed else "FAIL", "checks": [
+        {"id": "word", "passed": passed, "evidence": done.stdout + said}]}
+"""
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "d"
+    texts = {
+        "ageval.yaml": 'format: ageval.dataset/1\ndataset_id: x/y\nversion: "1"\ntasks: {root: tasks}\n',
+        "profiles.yaml": PROFILES,
+        "tasks/t/task.yaml": "format: ageval.task/1\ntask_id: t\ndescription: d\n"
+        "agent_profiles: [{id: solver}]\nartifacts: {publishable: [{id: reply, path: reply.json}]}\n",
+        "tasks/t/run.py": RUN,
+        "tasks/t/evaluator.py": EVALUATOR,
+        "kit/word": f"one {tmp_path}\n",
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for script in (SUPPORT / "acp_agents").glob("*.py"):
+        (root / "kit" / script.name).write_bytes(script.read_bytes())
+    return root
+
+
+@pytest.fixture
+def built() -> Iterator[list[str]]:
+    """Images to remove."""
+    found: list[str] = []
+    yield found
+    if found:
+        subprocess.run(["docker", "rmi", "-f", *found], capture_output=True)
+
+
+def run(root: Path, box: str, *arguments: str) -> tuple[list[str], list[str]]:
+    """The images that the run built, and what each attempt's evaluator found."""
+    evidence = root.parent / f"evidence-{len(list(root.parent.iterdir()))}"
+    words = [sys.executable, "-m", "pytest", str(root), "-p", "copying_box", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, "--box", box, "--ageval-dir", str(evidence), *arguments],
+        cwd=root.parent,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, run_ids = [], set()
+    for attempt in (evidence / "runs").iterdir():
+        verdict = json.loads((attempt / "evaluation" / "private" / "verdict.json").read_text())
+        said.append(verdict["checks"][0]["evidence"])
+        rows = [json.loads(line) for line in (attempt / "activity.jsonl").read_text().splitlines()]
+        run_ids |= {row["payload"]["run_id"] for row in rows if row["kind"] == "attempt"}
+    (run_id,) = run_ids
+    query = ["docker", "images", "-q", "--no-trunc", "--filter", f"label=ageval.run={run_id}"]
+    images = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    return images, said
+
+
+@pytest.mark.parametrize(
+    ("box", "layer", "builds"),
+    [("docker", WITH_RECIPE, True), ("docker", WITH_DEST, False), ("copying", WITH_DEST, True)],
+    ids=["recipe", "shown", "copied"],
+)
+def test_a_layer_of_a_conftest_is_made_once(
+    dataset: Path, built: list[str], box: str, layer: str, builds: bool
+) -> None:
+    (dataset / "conftest.py").write_text(CONFTEST.replace("LAYER", layer))
+    word = (dataset / "kit" / "word").read_text()
+
+    images, said = run(dataset, box, "--attempts", "2", "-n", "2")
+    built += images
+    assert said == [f"{word}hello, 4"] * 2
+    assert len(images) == int(builds)
+
+    again, said = run(dataset, box)
+    built += again
+    assert (again, said) == ([], [f"{word}hello, 4"])
+
+    (dataset / "kit" / "word").write_text(f"two {dataset}\n")
+    changed, said = run(dataset, box)
+    built += changed
+    assert said == [f"two {dataset}\nhello, 4"]
+    assert len(changed) == int(builds)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ('ImageLayer("kit", "FROM debian")', "environment_layer_invalid: the image layer kit: its recipe may"),
+        ('ImageLayer("kit", context=HERE / "none", dest="/opt/x")', "is no directory"),
+        ('ImageLayer("kit", context=HERE, dest="/attempt/workspace/x")', "belongs to the attempt"),
+        ('ImageLayer("kit", "RUN echo first; exit 3")', "image layer kit: building ageval-layer:"),
+        ('"kit"', "plugin_contract"),
+    ],
+    ids=["from", "no-context", "dest", "fails", "no-layer"],
+)
+def test_a_layer_that_cannot_be(dataset: Path, tmp_path: Path, layer: str, words: str) -> None:
+    (dataset / "conftest.py").write_text(CONFTEST.replace("LAYER", layer))
+    with pytest.raises(AssertionError) as refused:
+        run(dataset, "docker")
+    assert words in str(refused.value)
+    assert "1 error" in str(refused.value)
+
+
+def test_a_kind_that_makes_no_images_is_not_asked(dataset: Path, tmp_path: Path) -> None:
+    asked = "from pathlib import Path\ndef pytest_ageval_image_layers(attempt):\n    Path('asked').touch()\n"
+    (dataset / "conftest.py").write_text(asked)
+    with pytest.raises(AssertionError):
+        run(dataset, "local")  # there is no agent at /opt/kit
+    assert not (dataset.parent / "asked").exists()
