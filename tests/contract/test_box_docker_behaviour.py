@@ -19,7 +19,7 @@ import pytest
 from support.docker_engine import BASE, needs_docker, on_engine
 
 from ageval_boxes.docker_box import DockerBox
-from pytest_ageval.box import WORKSPACE, BoxSpec, work_parent
+from pytest_ageval.box import WORKSPACE, BoxSpec, ImageLayer, work_parent
 from pytest_ageval.errors import BoxError
 
 pytestmark = [pytest.mark.docker, needs_docker]
@@ -470,6 +470,56 @@ def refused(box: DockerBox) -> BoxError:
     with pytest.raises(BoxError) as found:
         drive(box, lambda: asyncio.sleep(0))
     return found.value
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"recipe": "from debian"}, "may have no FROM"),
+        ({}, "neither a recipe nor a dest"),
+        ({"dest": "/opt/x"}, "needs a context"),
+        ({"dest": "/opt/x", "context": Path("/none")}, "is no directory"),
+        ({"dest": "/opt/x", "context": Path("/opt"), "recipe": "RUN true"}, "can have no recipe"),
+        ({"dest": "opt/../x", "context": Path("/opt")}, "is not an absolute path"),
+        ({"dest": "/attempt/workspace", "context": Path("/opt")}, "belongs to the attempt"),
+    ],
+)
+def test_a_layer_that_cannot_be(tmp_path: Path, layer: dict[str, Any], words: str) -> None:
+    error = refused(make_box(tmp_path / "w", layers=[ImageLayer("kit", **layer)]))
+    assert error.title == "environment_layer_invalid"
+    assert words in error.message
+
+
+def test_a_key_stands_for_the_content_of_a_layer(tmp_path: Path) -> None:
+    """And a Dockerfile of the context is a file like any other; links and modes are kept."""
+    kit = task(tmp_path / "kit", Dockerfile="mine", word="one")
+    (kit / "run").write_text("#!/bin/sh\ncat /opt/kit/word\n")
+    (kit / "run").chmod(0o755)
+    (kit / "link").symlink_to("run")
+    key = f"{os.getpid()}-{time.time_ns()}"
+    images = []
+
+    def once(**more: Any) -> str:
+        layer = ImageLayer("kit", "COPY . /opt/kit", context=kit, **more)
+        box = make_box(tmp_path / f"w{len(images)}", layers=[layer])
+        said = []
+
+        async def body() -> None:
+            images.append(image_of(box))
+            said.append((await box.exec(["/opt/kit/link"])).stdout)
+            assert (await box.exec(["cat", "/opt/kit/Dockerfile"])).stdout == "mine"
+
+        drive(box, body)
+        return said[0]
+
+    try:
+        assert once(key=key) == "one"
+        (kit / "word").write_text("two")
+        assert once(key=key) == "one"
+        assert once(key=f"{key}-2") == "two"
+        assert images[0] == images[1] != images[2]
+    finally:
+        subprocess.run(["docker", "rmi", "-f", *set(images)], capture_output=True)
 
 
 def test_an_image_that_does_not_exist(tmp_path: Path) -> None:
