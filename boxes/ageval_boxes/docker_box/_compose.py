@@ -126,7 +126,7 @@ class Project:
         self, engine: Engine, file: Path, name: str, work_dir: Path, labels: Mapping[str, str]
     ) -> None:
         self._engine = engine
-        self._file = file
+        self.file = file
         self._name = name
         self._work = work_dir
         self._labels = labels
@@ -141,8 +141,8 @@ class Project:
         import yaml
 
         self._cli = await _find_cli()
-        directory = self._file.parent
-        text = await self._run("-f", str(self._file), "--project-directory", str(directory), "config")
+        directory = self.file.parent
+        text = await self._run("-f", str(self.file), "--project-directory", str(directory), "config")
         document = isolated(yaml.safe_load(text) or {}, directory, self._labels)
         if not document["services"]:
             self.network = "bridge"
@@ -153,6 +153,13 @@ class Project:
         await self._run(*place, "up", "-d")
         await self._choose_network()
         await self._wait(set(document["services"]))
+
+    async def find(self) -> None:
+        """Know the services again that another process started with `up`."""
+        await self._choose_network()
+        query = {"label": f"{_PROJECT}={self._name}"}
+        for row in await call(self._engine.client.api.containers, all=True, filters=query):
+            self.containers[row["Labels"][_SERVICE]] = str(row["Id"])
 
     async def _choose_network(self) -> None:
         """The default network; where no service uses it, the first that there is."""

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ageval_boxes.docker_box._build import (
     archive_of,
@@ -18,6 +19,9 @@ from ageval_boxes.docker_box._build import (
 )
 from ageval_boxes.docker_box._engine import Engine
 from pytest_ageval.errors import BoxError
+
+if TYPE_CHECKING:
+    from ageval_boxes.docker_box._options import DockerOptions
 
 BASE = "ageval-attempt:base"
 #: Never part of a build: gold, the solution, evidence, and what is not worth hashing.
@@ -63,6 +67,31 @@ async def resolve(
 
     await build_once(engine, tag, packed, platform, build)
     return tag
+
+
+def recipe_of(task_root: Path | None, options: DockerOptions) -> tuple[Path | None, Path | None]:
+    """The task's recipe and the directory that its COPY sees, if it has one.
+
+    Raises BoxError ``environment_image_unresolved`` for options that name none.
+    """
+    if task_root is None:
+        return None, None
+    root = task_root.resolve()
+    recipe = task_root / (options.dockerfile or "environment/Dockerfile")
+    if options.dockerfile and not (recipe.is_file() and recipe.resolve().is_relative_to(root)):
+        raise BoxError(
+            "environment_image_unresolved",
+            f"the option dockerfile: no file {options.dockerfile} in {task_root}",
+        )
+    if not recipe.is_file():
+        return None, None
+    context = task_root / (options.build_context or "")
+    if not (context.is_dir() and context.resolve().is_relative_to(root)):
+        raise BoxError(
+            "environment_image_unresolved",
+            f"the option build_context: no directory {options.build_context} in {task_root}",
+        )
+    return recipe, context
 
 
 async def base(
