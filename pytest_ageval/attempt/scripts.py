@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval import portal
 from pytest_ageval.attempt.mirror import mirror_of
-from pytest_ageval.attempt.scoring import scoring_exec
+from pytest_ageval.attempt.scoring import judge_box, scoring_exec
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
 from pytest_ageval.sessions.service import AgentService
@@ -45,7 +45,7 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     """Run evaluator.py to its end and return what it returned. Raises EvaluatorError or ScriptFault."""
     module, _, function = attempt.locked.evaluation.entrypoint.partition(":")
     script = Path(*module.split(".")).with_suffix(".py")
-    service = AgentService(attempt, "evaluate", scoring_exec)
+    service = AgentService(attempt, "evaluate", scoring_exec, judge_box)
     spec = _spec(attempt, "evaluate", script, function, await _contained(attempt), inputs)
     worker = await pool().start(spec, service.handle)
     try:

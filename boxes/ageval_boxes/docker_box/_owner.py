@@ -119,6 +119,8 @@ def boxes(engine: Engine, kind: str, wanted: Mapping[str, str]) -> list[Found]:
     """The boxes on this engine, and those of `kind` with a directory here, that carry `wanted`. Blocks."""
     found: dict[str, Found] = {}
     for what, name, marks, made in _on_engine(engine):
+        if _HOST not in marks:
+            continue  # another kind's, which runs containers on this engine and finds them itself
         box = found.setdefault(marks[BOX], Found(marks[BOX]))
         box.marks = box.marks or marks
         box.take(f"{what} {name}", made)
