@@ -113,18 +113,25 @@ def _spec(
         stderr=attempt.evidence.log_path(kind, "stderr"),
         contained=contained,
         hidden=(attempt.evidence.root.parent, *attempt.options.hidden),
+        owner=_owner(attempt) if contained else None,
     )
 
 
 async def _contained(attempt: Attempt) -> bool:
     """Whether the script is contained; the evidence says when it is not."""
     reason = "trust_tasks" if attempt.options.trust_tasks else await asyncio.to_thread(view.unusable)
-    if reason is None and host_workspace(attempt).stat().st_uid != os.geteuid():
-        # A contained script has no power over files of others, root's neither: it could not write there.
+    if reason is None and os.geteuid() != 0 and _owner(attempt) is not None:
+        # A contained script has no power over files of others, and only root can give it some.
         reason = "the workspace belongs to the user of the box"
     if reason is not None:
         attempt.fact("task_script_not_contained", {"reason": reason})
     return reason is None
+
+
+def _owner(attempt: Attempt) -> tuple[int, int] | None:
+    """Whose the workspace is, if it is not ours: the user's of a container."""
+    info = host_workspace(attempt).stat()
+    return None if info.st_uid == os.geteuid() else (info.st_uid, info.st_gid)
 
 
 def deadline(attempt: Attempt) -> float | None:

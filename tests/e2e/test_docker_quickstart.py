@@ -15,6 +15,7 @@ import pytest
 from support.docker_engine import needs_docker, on_engine
 
 from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, Write
+from pytest_ageval.worker import view
 
 pytestmark = [pytest.mark.docker, needs_docker]
 
@@ -55,6 +56,10 @@ def test_every_solution_passes(tmp_path: Path) -> None:
     for (result,) in results.values():
         assert (result["status"], result["kind"], result["cleanup_warning"]) == ("PASS", "docker", None)
     assert "local" not in output
+    # Scripts are contained although the workspaces belong to the user of the boxes.
+    summaries = [path.read_text() for path in (tmp_path / "evidence").rglob("summary.json")]
+    assert len(summaries) == 7
+    assert not any("task_script_not_contained" in text for text in summaries) or view.unusable()
 
 
 def test_doing_nothing_fails(tmp_path: Path) -> None:
