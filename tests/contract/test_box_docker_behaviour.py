@@ -155,6 +155,15 @@ def test_gpus_are_checked_before_anything_starts(tmp_path: Path) -> None:
     assert refused.value.title == "environment_gpu_unavailable"
 
 
+def test_what_cannot_be_enforced_is_said(tmp_path: Path) -> None:
+    box = make_box(tmp_path / "w", resources={"storage_mb": 10, "gpu_types": ["h100"], "memory_mb": 64})
+
+    async def body() -> None:
+        assert box.warnings == ["docker boxes do not enforce gpu_types, storage_mb"]
+
+    drive(box, body)
+
+
 # -- what it leaves --------------------------------------------------------------------------------
 
 
@@ -547,6 +556,99 @@ def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.title == "environment_daemon_unreachable"
     assert "no.sock" in error.message
     assert DockerBox.reap({"ageval.run": "x"}) == []
+
+
+#: Passes everything on to the engine, until it is killed.
+FORWARD = """
+import asyncio, sys
+
+async def pipe(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.write_eof()
+
+async def serve(reader, writer):
+    back, there = await asyncio.open_unix_connection("/var/run/docker.sock")
+    await asyncio.gather(pipe(reader, there), pipe(back, writer), return_exceptions=True)
+
+async def main():
+    async with await asyncio.start_unix_server(serve, sys.argv[1]) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+#: What a box meets whose engine goes away, as JSON. In a process of its own, since the SDK then leaves
+#: sockets to the collector.
+LOSE = """
+import asyncio, json, os, subprocess, sys, time
+from pathlib import Path
+from ageval_boxes.docker_box import DockerBox
+from pytest_ageval.box import BoxSpec
+from pytest_ageval.errors import BoxError
+
+async def title(method):
+    try:
+        await asyncio.wait_for(method, 20)
+    except BoxError as error:
+        return [error.title, os.environ["DOCKER_HOST"] in error.message]
+    return ["nothing"]
+
+async def main(forward, work, labels):
+    path = work.with_name("d.sock")
+    engine = subprocess.Popen([sys.executable, "-c", forward, str(path)])
+    os.environ["DOCKER_HOST"] = f"unix://{path}"
+    try:
+        while not path.exists():
+            time.sleep(0.05)
+        box = DockerBox(BoxSpec("docker", "a1", "t", work, labels=labels))
+        await box.start()
+        running = asyncio.ensure_future(box.exec(["sleep", "100"]))
+        transport = await box.attach_stdio(["cat"])
+        await transport.write(b"up")
+        assert await transport.read() == b"up"
+    finally:
+        engine.kill()
+        engine.wait()
+    found = [await title(running)]
+    assert await asyncio.wait_for(transport.read(), 10) == b""
+    found += [await title(method) for method in (box.exec(["true"]), box.quiesce(), box.stop())]
+    print(json.dumps(found))
+
+asyncio.run(main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])))
+"""
+
+
+@pytest.mark.skipif(not Path("/var/run/docker.sock").exists(), reason="the engine is elsewhere")
+def test_an_engine_that_goes_away_in_the_middle(tmp_path: Path) -> None:
+    """What runs ends with a title of its own, not as a command that failed; what is left is found."""
+    labels = {"ageval.run": f"lost-{os.getpid()}"}
+    words = [sys.executable, "-c", LOSE, FORWARD, str(tmp_path / "w"), json.dumps(labels)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["environment_daemon_unreachable", True]] * 4
+    assert len(on_engine(f"ageval.run={labels['ageval.run']}")) == 1
+    assert len(DockerBox.reap(labels)) == 1
+    assert on_engine(f"ageval.run={labels['ageval.run']}") == []
+    assert not (tmp_path / "w").exists()
+
+
+def test_words_of_the_engine_have_titles() -> None:
+    from docker.errors import APIError
+
+    from ageval_boxes.docker_box._engine import failure
+
+    for words, title in {
+        "could not find an available, non-overlapping IPv4 address pool among the defaults to assign to the "
+        "network": "environment_networks_used_up",
+        "all predefined address pools have been fully subnetted": "environment_networks_used_up",
+        "write /var/lib/docker/x: no space left on device": "environment_disk_full",
+        "pull access denied for x": "environment_image_unresolved",
+        'could not select device driver "" with capabilities: [[gpu]]': "environment_gpu_unavailable",
+        "something else": "environment_start_failed",
+    }.items():
+        found = failure(APIError("500", explanation=words))
+        assert (found.title, found.message) == (title, words)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

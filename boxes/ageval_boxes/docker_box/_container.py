@@ -62,8 +62,8 @@ def agents_directory() -> Path:
     return cache_root() / "agents"
 
 
-def create(engine: Engine, plan: Plan) -> str:
-    """Create the container; returns its id. Blocks."""
+def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
+    """Create the container; returns its id, and what the engine says that it cannot enforce. Blocks."""
     from docker.types import Mount
 
     api = engine.client.api
@@ -105,7 +105,7 @@ def create(engine: Engine, plan: Plan) -> str:
         healthcheck={"test": ["NONE"]},
         platform=plan.options.platform,
     )
-    return str(made["Id"])
+    return str(made["Id"]), [str(words) for words in made.get("Warnings") or ()]
 
 
 def _is_an_install(source: Path, target: str) -> bool:
@@ -142,6 +142,11 @@ def _limits(resources: Mapping[str, Any]) -> dict[str, Any]:
     if resources.get("gpus"):
         found["device_requests"] = [DeviceRequest(count=int(resources["gpus"]), capabilities=[["gpu"]])]
     return found
+
+
+def not_enforced(resources: Mapping[str, Any]) -> list[str]:
+    """What a task asks for and no container can be held to."""
+    return sorted({"storage_mb", "gpu_types"} & set(resources))
 
 
 def check_gpus(engine: Engine, resources: Mapping[str, Any]) -> None:

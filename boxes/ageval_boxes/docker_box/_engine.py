@@ -216,6 +216,8 @@ _WORDS = (
     ("manifest unknown", "environment_image_unresolved"),
     ("no matching manifest", "environment_image_unresolved"),
     ("could not select device driver", "environment_gpu_unavailable"),
+    ("address pools have been fully subnetted", "environment_networks_used_up"),
+    ("could not find an available, non-overlapping ipv4 address pool", "environment_networks_used_up"),
 )
 
 

@@ -20,12 +20,15 @@ from ageval_boxes._leftovers import MARKER, boot_id
 from ageval_boxes._processes import read_proc
 from ageval_boxes.docker_box._engine import Engine, connect, translated
 from pytest_ageval.box import Leftover
+from pytest_ageval.errors import BoxError
 
 BOX = "ageval.box"
 #: The box's directory on the host that opened it.
 WORK = "ageval.work_dir"
 _OWNER = "ageval.owner."
 _HOST, _BOOT, _PID, _START = (f"{_OWNER}{name}" for name in ("host", "boot", "pid", "start"))
+#: How often what is still in use is tried again.
+_TRIES = 10
 #: Ours, and what a container has from its image.
 _NOT_OF_SPEC = (BOX, WORK, "ageval.image")
 
@@ -195,18 +198,25 @@ def reap(kind: str, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _gone(remove: Any, *args: Any, **kwargs: Any) -> None:
-    """Remove; that someone else has removed it, or is about to, is as good."""
+    """Remove; that someone else has removed it, or is about to, is as good.
+
+    What is still in use by a container that is just going is tried again.
+    """
     from docker.errors import APIError, NotFound
 
-    try:
-        translated(remove, *args, **kwargs)
-    except Exception as error:
-        cause = error.__cause__
-        if isinstance(cause, NotFound):
-            return
-        if isinstance(cause, APIError) and "already in progress" in str(cause.explanation):
-            return
-        raise
+    for again in range(_TRIES, -1, -1):
+        try:
+            translated(remove, *args, **kwargs)
+        except BoxError as error:
+            cause = error.__cause__
+            words = str(cause.explanation) if isinstance(cause, APIError) else ""
+            if isinstance(cause, NotFound) or "already in progress" in words:
+                return
+            if again and ("active endpoints" in words or "is in use" in words):
+                time.sleep(0.2)
+                continue
+            raise
+        return
 
 
 def remove_all(engine: Engine, box_id: str) -> None:

@@ -84,7 +84,7 @@ class DockerBox(Box):
         self._files = spec.work_dir / "box"
         self._staging = spec.work_dir / "staging"
         self._transports: list[ExecTransport] = []
-        self._creating: asyncio.Future[str] | None = None
+        self._creating: asyncio.Future[tuple[str, list[str]]] | None = None
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -141,8 +141,7 @@ class DockerBox(Box):
         local = engine.socket is not None
         root = os.geteuid() == 0 and own == 0
         self._shared = local and own is not None and (root or self._user[0] == own)
-        asked = sorted({"storage_mb"} & set(self.spec.resources))
-        if asked:
+        if asked := _container.not_enforced(self.spec.resources):
             self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
 
     def _make_directories(self) -> None:
@@ -250,11 +249,12 @@ class DockerBox(Box):
         self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
         try:
             # Shielded: a container that is being made when we are cancelled must be known to `stop`.
-            self._container_id = await asyncio.shield(self._creating)
+            self._container_id, said = await asyncio.shield(self._creating)
         except BoxError as error:
             if self._shared and "bind source path does not exist" in error.message:
                 return False
             raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+        self.warnings += said
         return True
 
     def _variables(self) -> dict[str, str]:
