@@ -26,7 +26,17 @@ async def environment(attempt: Attempt, box: Box | None) -> None:
         "environment_timeout",
         f"the environment was not ready after {budget or 0:g} s (limits.environment_seconds)",
     )
-    await within(attempt, bring_up(attempt, box), too_long)
+    try:
+        await within(attempt, bring_up(attempt, box), too_long)
+    except BoxError as error:
+        if error is too_long and (told := told_by(attempt)):
+            raise BoxError(error.title, f"{error.message}; {'; '.join(told)}") from error
+        raise
+
+
+def told_by(attempt: Attempt) -> list[str]:
+    """The warnings of the box, if there is one."""
+    return [str(words) for words in getattr(attempt.raw_box, "warnings", ())] if attempt.raw_box.kind else []
 
 
 async def bring_up(attempt: Attempt, box: Box | None) -> None:

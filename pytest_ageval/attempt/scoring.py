@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 MAIN = "main"
 #: Options that a scoring box takes over from the agent's box; ``evaluate_host`` may set others.
 INHERITED = ("platform", "user", "python_version")
+#: Refusals that say something about the command or the work, not about the box.
+OF_THE_COMMAND = frozenset(
+    {
+        "environment_capability_missing",
+        "environment_exec_invalid",
+        "environment_oom_killed",
+        "environment_path_invalid",
+    }
+)
 RECIPE = "environment/evaluate.Dockerfile"
 
 
@@ -50,7 +59,10 @@ async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str
         if mirror is not None:
             await mirror.pull()
     except BoxError as error:
+        if error.title not in OF_THE_COMMAND:
+            attempt.scoring_failure = error
         return _refused(error.title, error.message)
+    attempt.scoring_failure = None
     attempt.fact("evaluate_exec", {"name": name, "exit_code": done.exit_code})
     return {
         "ok": True,

@@ -819,6 +819,32 @@ def test_a_service_that_is_not_well(tmp_path: Path) -> None:
 
 
 @with_compose
+def test_a_service_whose_check_never_passes_says_why_when_time_is_up(tmp_path: Path) -> None:
+    """Its retries would last longer than anyone waits."""
+    slow = SERVICES.replace("localhost:8000/f", "localhost:8000/no").replace("retries: 20", "retries: 999")
+    root = task(tmp_path / "task", environment__compose_yaml=slow)
+    box = make_box(tmp_path / "w", task_root=root)
+
+    async def main() -> None:
+        starting = asyncio.ensure_future(box.start())
+        try:
+            # At least one check has ended; then patience does.
+            while box._compose is None or "404" not in box._compose.waiting.get("web", ""):
+                assert not starting.done()
+                await asyncio.sleep(0.1)
+            starting.cancel()
+            await asyncio.wait({starting})
+        finally:
+            await box.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    (warning,) = box.warnings
+    assert "the service web was not healthy yet" in warning
+    assert "404" in warning
+    assert on_engine(f"ageval.box={box.handle()['id']}") == []
+
+
+@with_compose
 @pytest.mark.parametrize(
     "setting",
     ["privileged: true", "network_mode: host", "pid: host", "volumes: ['/etc:/host']",

@@ -96,9 +96,10 @@ async def _build(
         if error.title == "environment_daemon_unreachable":
             raise
         full = "no space left on device" in error.message.lower()
+        step = next((text for text in reversed(said) if text.startswith("Step ")), "").strip()
         raise BoxError(
             "environment_disk_full" if full else "environment_image_unresolved",
-            f"building {tag}: {error.message}",
+            f"building {tag}: {error.message}" + (f" ({step[:200]})" if step else ""),
             detail="".join(said)[-4000:] or None,
         ) from error
 

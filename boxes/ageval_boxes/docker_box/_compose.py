@@ -131,6 +131,8 @@ class Project:
         self._work = work_dir
         self._labels = labels
         self._cli: list[str] = []
+        #: Services whose health is waited for, and the last that their check said.
+        self.waiting: dict[str, str] = {}
         #: Container ids by service.
         self.containers: dict[str, str] = {}
         #: The network that the attempt's container joins.
@@ -200,9 +202,12 @@ class Project:
                 f"the service {service} ended with exit code {state['ExitCode']}",
                 detail=await self._logs(found["Id"]),
             )
-        if state["Status"] in ("created", "restarting"):
-            return True
-        return bool(health) and health.get("Status") == "starting"
+        self.waiting.pop(service, None)
+        starting = bool(health) and health.get("Status") == "starting"
+        if starting:
+            log = (health.get("Log") or [{}])[-1]
+            self.waiting[service] = str(log.get("Output", "")).strip()[-500:] or "its check has not ended yet"
+        return starting or state["Status"] in ("created", "restarting")
 
     async def _logs(self, container: str) -> str | None:
         text = await call(self._engine.client.api.logs, container, tail=50)

@@ -196,7 +196,13 @@ class DockerBox(Box):
                 )
             return
         self._compose = self._project(engine, file)
-        await self._compose.up()
+        try:
+            await self._compose.up()
+        except asyncio.CancelledError:
+            # Whoever had no more patience should know for what.
+            rows = self._compose.waiting.items()
+            self.warnings += [f"the service {name} was not healthy yet: {said}" for name, said in rows]
+            raise
 
     def _project(self, engine: Engine, file: Path) -> _compose.Project:
         return _compose.Project(engine, file, f"ageval-{self._id[:10]}", self.spec.work_dir, self._labels())
