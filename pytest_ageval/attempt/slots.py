@@ -59,7 +59,8 @@ async def call(attempt: Attempt, slot: str, value: Any = None, *, role: str | No
     async def inner(value: Any) -> Any:
         if plain:
             return await defaults.innermost(attempt, slot, value)
-        return await portal.in_thread(hook, attempt=attempt, value=value)
+        found = await portal.in_thread(hook, attempt=attempt, value=value)
+        return gathered(slot, found) if slot in GATHERED else found
 
     try:
         calling = inner(value) if plugins is None else plugins.call(slot, value, role, inner)
@@ -70,8 +71,6 @@ async def call(attempt: Attempt, slot: str, value: Any = None, *, role: str | No
         text = f"{type(error).__name__}: {error}"
         attempt.evidence.fact(attempt.phase, "slot_failed_open", {"slot": slot, "error": text})
         return value
-    if slot in GATHERED:
-        return gathered(slot, found)
     expected = RESULTS.get(slot)
     if expected is not None and not isinstance(found, expected):
         raise AgevalError(

@@ -129,6 +129,27 @@ def test_a_layer_of_a_conftest_is_built_once(dataset: Path, built: list[str], bo
     assert len(changed) == 1
 
 
+def test_a_plugin_in_a_directory_brings_a_layer(dataset: Path, built: list[str]) -> None:
+    """Its Dockerfile begins as those of the format do; its directory is what COPY sees."""
+    plugin = dataset.parent / "plugin"
+    (dataset / "kit").rename(plugin)
+    (plugin / "src" / "kitten").mkdir(parents=True)
+    (plugin / "src" / "kitten" / "__init__.py").write_text(
+        "async def same(ctx, value, inner):\n    return value\n"
+    )
+    (plugin / "Dockerfile.kit").write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY . /opt/kit\n")
+    (plugin / "plugin.yaml").write_text(
+        "format: ageval.plugin/1\nplugin_id: kit\nversion: 0.1.0\ndescription: d\n"
+        "slots: {chain: [{id: before_agent_invoke, entry: 'kitten:same'}]}\n"
+        "config: {image_layers: Dockerfile.kit}\n"
+    )
+    (dataset / "profiles.yaml").write_text(f"{PROFILES}    extensions: [{{plugin: kit}}]\n")
+    images, said = run(dataset, "docker", "--ageval-plugins", str(plugin))
+    built += images
+    assert said == [f"{(plugin / 'word').read_text()}hello, 4"]
+    assert len(images) == 1
+
+
 def test_where_files_are_shared_a_directory_is_shown_and_nothing_is_built(dataset: Path) -> None:
     (dataset / "conftest.py").write_text(CONFTEST.replace("LAYER", WITH_DEST))
     images, said = run(dataset, "docker")
