@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.docker_engine import needs_docker
+from support.docker_engine import BASE, needs_docker
 
 pytestmark = [pytest.mark.docker, needs_docker]
 
@@ -154,6 +154,35 @@ def test_where_files_are_shared_a_directory_is_shown_and_nothing_is_built(datase
     (dataset / "conftest.py").write_text(CONFTEST.replace("LAYER", WITH_DEST))
     images, said = run(dataset, "docker")
     assert (images, said) == ([], [f"{(dataset / 'kit' / 'word').read_text()}hello, 4"])
+
+
+JUDGING = """
+async def evaluate(inputs):
+    reply = await inputs["agent"].session("judge").invoke("well done?")
+    passed = reply["text"] == "hello, 10"
+    return {"status": "PASS" if passed else "FAIL", "checks": [
+        {"id": "word", "passed": passed, "evidence": reply["text"]}]}
+"""
+
+
+def test_a_judge_finds_its_agent_in_the_scoring_box(dataset: Path, built: list[str]) -> None:
+    """The box is made from another image, on which the layers lie as well."""
+    # Only the kind docker has scoring boxes.
+    copies = "from ageval_boxes.docker_box import DockerBox\nfrom copying_box import choose_user_and_copy\n"
+    copies += "DockerBox._choose_user = choose_user_and_copy\n"
+    (dataset / "conftest.py").write_text(copies + CONFTEST.replace("LAYER", WITH_DEST))
+    profiles = PROFILES.replace("  solver:", "  solver: {executor: nop}\n  judge:")
+    (dataset / "profiles.yaml").write_text(f"{profiles}evaluate_host: {{isolated: true}}\n")
+    task = dataset / "tasks" / "t"
+    text = (task / "task.yaml").read_text().replace("{id: solver}]", "{id: solver}, {id: judge}]")
+    (task / "task.yaml").write_text(text)
+    (task / "evaluator.py").write_text(JUDGING)
+    (task / "environment").mkdir()
+    (task / "environment" / "evaluate.Dockerfile").write_text(f"FROM {BASE}\nRUN echo {dataset} > /judge\n")
+    images, said = run(dataset, "docker")
+    built += images
+    assert said == ["hello, 10"]
+    assert len(images) == 3  # the judge's own, and the layer on either
 
 
 def test_a_layer_that_fails_says_which(dataset: Path) -> None:
