@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from pytest_ageval.box import Box, NoOptions
+from pytest_ageval.box import Box, ImageLayer, NoOptions
 
 Api = Literal["chat", "responses"]
 
@@ -240,6 +240,15 @@ class Executor(abc.ABC):
     def describe(cls, options: Mapping[str, Any]) -> str:
         """A few words on what is here for an agent with these options: ``installed in ...``."""
         return ""
+
+    @classmethod
+    async def image_layers(cls, options: Mapping[str, Any]) -> Sequence[ImageLayer]:
+        """What an agent with these options needs in the image of a box, so that no attempt installs it.
+
+        Called once for each role in the environment phase, before the box is opened, where the kind of box
+        makes images. May take long: what a layer holds is made here if it is missing.
+        """
+        return ()
 
     @classmethod
     async def prepare(cls, session: Session) -> None:

@@ -116,6 +116,8 @@ class Attempt:
         self.kept_workspace: str | None = None
         self.tails: dict[str, str] = {}
         self.judge_failure: AgentResult | None = None
+        #: A command of the evaluator that could not be run for want of a box.
+        self.scoring_failure: BoxError | None = None
 
     # -- for hooks -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from pytest_ageval.executor import ActivityScope, Event, Session
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box
     from pytest_ageval.config.locked import Binding
 
 _LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -29,8 +30,9 @@ def session_for(
     activity: ActivityScope,
     emit: Callable[[Event], None],
     raw_dir: Path | None = None,
+    box: Box | None = None,
 ) -> Session:
-    """The session of `role`, with its secrets resolved."""
+    """The session of `role`, with its secrets resolved, in `box` or else in the agent's box."""
     binding = attempt.locked.bindings[role]
 
     async def ask(request: Mapping[str, Any]) -> str | None:
@@ -46,7 +48,7 @@ def session_for(
         api_key=attempt.secrets.get(binding.api_key) if binding.api_key else None,
         api_key_name=binding.api_key,
         options=executor_options(attempt, binding),
-        box=attempt.raw_box,
+        box=attempt.raw_box if box is None else box,
         task_root=attempt.locked.task_root,
         activity=activity,
         emit=emit,
@@ -58,14 +60,20 @@ def session_for(
     )
 
 
-def preparing_session(attempt: Attempt, role: str) -> Session:
+def preparing_session(attempt: Attempt, role: str, box: Box | None = None) -> Session:
     """A session that is never invoked: for `Executor.prepare`."""
 
     def emit(event: Event) -> None:
         attempt.fact("agent_prepared", dict(event))
 
     return session_for(
-        attempt, role, session_id=f"prepare_{role}", actor=None, activity=NullActivity(), emit=emit
+        attempt,
+        role,
+        session_id=f"prepare_{role}",
+        actor=None,
+        activity=NullActivity(),
+        emit=emit,
+        box=box,
     )
 
 

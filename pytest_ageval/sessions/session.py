@@ -21,6 +21,7 @@ from pytest_ageval.sessions.stall import Backoff
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box
     from pytest_ageval.evidence import InvocationRecord
     from pytest_ageval.sessions.service import AgentService
 
@@ -33,12 +34,22 @@ CANCEL_GRACE = 6.0
 class RoleSession:
     """A session that run.py opened. One turn at a time; `service` decides whether it may start."""
 
-    def __init__(self, service: AgentService, session_id: str, role: str, actor: str | None) -> None:
+    def __init__(
+        self,
+        service: AgentService,
+        session_id: str,
+        role: str,
+        actor: str | None,
+        environment: str | None = None,
+    ) -> None:
         self.service = service
         self.attempt: Attempt = service.attempt
         self.session_id = session_id
         self.role = role
         self.actor = actor
+        #: The box that the script asked for by name, and the scoring box that this is, or None.
+        self.environment = environment
+        self.box: Box | None = None
         self.binding = self.attempt.locked.bindings[role]
         self.turn = 0
         self.closed = False
@@ -86,6 +97,7 @@ class RoleSession:
             activity=self._scope,
             emit=self._emit,
             raw_dir=self.attempt.evidence.raw_dir(self.session_id, self.service.phase),
+            box=self.box,
         )
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
@@ -93,6 +105,8 @@ class RoleSession:
             self.executor = await self._slot("executor", session)
         if self.executor is None:
             raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
+        if self.box is not None:
+            await self.service.prepare(self, type(self.executor), self.box)
         await self.executor.open()
 
     def _log_open(self) -> None:
@@ -104,7 +118,7 @@ class RoleSession:
                 "session_id": self.session_id,
                 "profile_id": self.role,
                 "actor_id": self.actor,
-                "environment": None,
+                "environment": self.environment,
                 "executor_kind": self.binding.executor,
                 "native_session_id": getattr(self.executor, "native_session_id", None),
             },

@@ -9,6 +9,7 @@ import msgspec
 
 from ageval_executors.acp.install import ensure_runtime, find_installed
 from ageval_executors.acp.launch import build_launch, resolve_key, write_files
+from ageval_executors.acp.layers import image_layers
 from ageval_executors.acp.native import NativeSession, is_alone
 from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.peer import RpcError, require_library
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ageval_executors.acp.turn import Turn
-    from pytest_ageval.box import Box
+    from pytest_ageval.box import Box, ImageLayer
 
 #: Seconds after the prompt's result in which updates still belong to the turn.
 DRAIN_SECONDS = 0.25
@@ -86,6 +87,12 @@ class AcpExecutor(Executor):
         except ExecutorError:
             return ""
         return "installed before its first run" if found is None else f"installed in {found}"
+
+    @classmethod
+    async def image_layers(cls, options: Mapping[str, Any]) -> Sequence[ImageLayer]:
+        """Node and the agent's packages, installed on this machine."""
+        asked = msgspec.convert(dict(options), AcpOptions)
+        return await image_layers(asked.resolve(), runtime=asked.runtime, node=asked.node)
 
     @classmethod
     async def prepare(cls, session: Session) -> None:

@@ -3,8 +3,9 @@
 On a box that shares the host's files the install is kept in a cache directory of the host
 (``$XDG_CACHE_HOME/pytest-ageval/agents/<entry>-<digest>``); the digest covers names, versions,
 platform and Node's major version. It is made under a lock, in a directory of another name that is
-renamed when it is complete. In any other box it is made inside: below `Box.cache_path`, where the box's
-machine keeps one, under the same rules; else below /attempt/home.
+renamed when it is complete. A box that is made from an image of its own gets it as a layer (`layers`).
+In any other box it is made inside: below `Box.cache_path`, where the box's machine keeps one, under the
+same rules; else below /attempt/home.
 """
 
 from __future__ import annotations
@@ -386,6 +387,12 @@ async def ensure_runtime(
     """The runtime of `entry` for `box`, visible in it. Installs only if `may_install`."""
     if not entry.packages and runtime is None:
         return Runtime("", node or "node", platform_name(platform.machine()))
+    if runtime is None and box.spec.layers:
+        from ageval_executors.acp.layers import runtime_in_image
+
+        found = await runtime_in_image(entry, box, node)
+        if found is not None:
+            return found
     if not shares_host_files(box):
         if runtime is not None:
             machine = await box.exec(["uname", "-m"], timeout=60)
