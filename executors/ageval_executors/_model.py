@@ -12,6 +12,7 @@ from ageval_executors._conversation import Entry, MessagesError, history_token, 
 from ageval_executors._failure import CallFailedError
 from ageval_executors._http import ModelClient, is_loopback
 from ageval_executors._text import bounded, encode_json, masked
+from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import AgentResult, Executor, Usage
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class ModelExecutor(Executor):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.base_url = session.base_url or self.default_base_url
-        self.client = ModelClient(self.endpoint())
+        try:
+            self.client = ModelClient(self.endpoint())
+        except ValueError as error:
+            raise ExecutorError("base_url_invalid", f"{self.base_url!r}: {error}") from error
         self._history: tuple[Entry, ...] = ()
         self._step = 0
         self._call: asyncio.Task[None] | None = None

@@ -23,6 +23,7 @@ class TestChat(ExecutorContract):
 
 class TestChatWithoutStream(TestChat):
     options: ClassVar = {"stream": False}
+    streams = False
 
 
 class TestResponses(TestChat):
@@ -32,6 +33,7 @@ class TestResponses(TestChat):
 
 class TestResponsesWithoutStream(TestResponses):
     options: ClassVar = {"stream": False}
+    streams = False
 
 
 class TestAnthropic(ExecutorContract):
@@ -43,3 +45,7 @@ class TestAnthropic(ExecutorContract):
 
 class TestAnthropicWithoutStream(TestAnthropic):
     options: ClassVar = {"stream": False}
+    streams = False
+    cannot: ClassVar = {
+        "test_arguments_that_cannot_be_parsed": "a document of this API holds arguments as an object",
+    }

@@ -139,6 +139,8 @@ class Hooks:
     #: The kind of box for an executor that needs one.
     box_class: ClassVar[type[Box] | None] = None
     box_options: ClassVar[Mapping[str, Any]] = {}
+    #: It hears an answer while it is made, so that silence means something.
+    streams: ClassVar[bool] = True
     #: It hands the task's tools to the model and gives the model's calls back.
     takes_tools: ClassVar[bool] = False
     #: It has tools of its own, with which it works in the box.

@@ -50,7 +50,7 @@ class Cancel(Hooks):
             again = await stage.invoke("go on")
             assert again.text == "going on" if again.ok else gave_up(again), again
 
-        play(body, When("take your time", [Hang(after=after, times=None)]), When("go on", [Text("going on")]))
+        play(body, When("go on", [Text("going on")]), When("take your time", [Hang(after=after, times=None)]))
 
     def test_cancelled_caller_gets_its_own_exception(self, play: Play) -> None:
         """Cancelling the task that awaits `invoke` raises CancelledError there, soon, and `close` works."""
@@ -146,6 +146,7 @@ class Bounds(Hooks):
         """``model.watchdog`` ends a turn in which nothing is heard, as a failure that may pass."""
         self.needs_model()
         self.needs("watchdog" in self.executor_class.supported_model_fields, "takes no watchdog")
+        self.needs(self.streams, "hears nothing before the whole answer is there")
 
         async def body(stage: Stage) -> None:
             begun = time.monotonic()

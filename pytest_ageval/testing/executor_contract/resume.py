@@ -10,7 +10,7 @@ from pytest_ageval.errors import ExecutorError
 from pytest_ageval.testing.executor_contract.base import KEY, Hooks, Play, Stage, Told, said_in_order
 from pytest_ageval.testing.scripted_model import Text, When
 
-_ANSWERS = tuple(When(f"question {number}", [Text(f"answer {number}")]) for number in (1, 2, 3))
+_ANSWERS = tuple(When(f"question {number}", [Text(f"answer {number}")]) for number in (3, 2, 1))
 
 
 class Resume(Hooks):
@@ -57,7 +57,7 @@ class Resume(Hooks):
             await stage.invoke("tell me")
             assert KEY not in json.dumps(stage.executor.resume_token())
 
-        play(body, *_ANSWERS, When("tell me", [Text(f"it is {KEY}")]))
+        play(body, When("tell me", [Text(f"it is {KEY}")]), *_ANSWERS)
 
     @pytest.mark.parametrize("token", [{}, {"of": "somebody else"}], ids=["empty", "foreign"])
     def test_token_of_nobody(self, play: Play, token: dict[str, str]) -> None:

@@ -71,9 +71,8 @@ class Secrets(Hooks):
         told: list[str] = []
 
         async def body(stage: Stage) -> None:
-            executor = stage.make()
             try:
-                await executor.open()
+                executor = await stage.open()
                 result = await executor.invoke("hello")
             except ExecutorError as error:
                 told.append(f"{error} {error.as_dict()} {error.__cause__!r}")
