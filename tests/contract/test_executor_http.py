@@ -1,4 +1,4 @@
-"""The executors that call a model over HTTP hold the executor contract, on each wire, with a stream and without."""
+"""The executors that call a model over HTTP hold the executor contract, with a stream and without."""
 
 from typing import ClassVar
 

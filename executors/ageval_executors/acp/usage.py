@@ -187,7 +187,7 @@ class UsageTracker:
             cache_write_tokens=counts.write,
             reasoning_tokens=counts.thought,
             source=source,
-            unavailable="ambiguous" if ambiguous else None,
+            unavailable="ambiguous" if ambiguous else "partial" if None in (prompt, completion) else None,
         )
 
 

@@ -207,4 +207,3 @@ class Bounds(Hooks):
                 assert getattr(result.usage, name) == sum(getattr(row, name) for row in stage.told.used)
 
         play(body, Shell("echo step"), Text("done"))
-

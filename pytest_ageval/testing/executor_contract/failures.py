@@ -85,7 +85,7 @@ class Failures(Hooks):
         play(body, by=lambda request: fault)
 
     def test_failure_then_success(self, play: Play) -> None:
-        """After one failure the same prompt is answered: by the agent's own retry, or when it is sent again."""
+        """After one failure the prompt is answered: by the agent's own retry, or when it is sent again."""
         self.needs_model()
 
         async def body(stage: Stage) -> None:

@@ -11,12 +11,15 @@ import pytest
 
 from pytest_ageval.box import CAPABILITIES
 from pytest_ageval.errors import ExecutorError
+from pytest_ageval.executor import Api
 from pytest_ageval.testing.executor_contract.base import KEY, Hooks, Play, Stage
 from pytest_ageval.testing.scripted_model import Text
 from pytest_ageval.testing.scripted_model.request import strings
 
 #: Parameters that change what a model says. They are sent only if somebody configured them.
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+
+_APIS: tuple[Api, ...] = ("chat", "responses")
 
 _EXTRA: Mapping[str, Any] = {
     "provider": {"order": ["scripted"]},
@@ -66,7 +69,9 @@ class Declaration(Hooks):
 
         async def body(stage: Stage) -> None:
             apis = self.executor_class.supported_apis
-            for api in sorted(apis):
+            for api in _APIS:
+                if api not in apis:
+                    continue
                 executor = await stage.open(model=replace(self.model, api=api))
                 result = await executor.invoke("which api")
                 assert result.ok, result.error

@@ -85,10 +85,12 @@ class Resume(Hooks):
             self.needs(missing is not None, "keeps its whole session in the token")
             await stage.executor.close()
             later = stage.make()
-            with pytest.raises(ExecutorError) as refused:
+            try:
                 await later.resume(missing or {})
-                result = await later.invoke("question 2")
-                raise ExecutorError(str(result.error).partition(":")[0], "told by the first turn")
-            assert refused.value.title == "session_gone"
+                # An agent that replays nothing may be found out by the first turn only.
+                title = str((await later.invoke("question 2")).error).partition(":")[0]
+            except ExecutorError as error:
+                title = error.title
+            assert title == "session_gone"
 
         play(body, *_ANSWERS)

@@ -64,7 +64,9 @@ class TaskTools(Hooks):
         async def body(stage: Stage) -> None:
             first = await stage.invoke("add them", tools=[ADD])
             assert first.ok, first.error
-            assert [(call.name, dict(call.arguments)) for call in first.tool_calls] == [("add", {"a": 2, "b": 3})]
+            assert [(call.name, dict(call.arguments)) for call in first.tool_calls] == [
+                ("add", {"a": 2, "b": 3})
+            ]
             assert first.tool_calls[0].id
             assert stage.asked("add them")[-1].tools == ["add"]
             (event,) = stage.told.of_kind("tool")
