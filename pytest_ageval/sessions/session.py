@@ -53,6 +53,7 @@ class RoleSession:
         self.binding = self.attempt.locked.bindings[role]
         self.turn = 0
         self.closed = False
+        self._token_kept = False
         self.executor: Executor | None = None
         #: Held for a whole turn: a session has one at a time.
         self.turns = asyncio.Lock()
@@ -127,8 +128,9 @@ class RoleSession:
     def _keep_token(self) -> None:
         """Write down how another process could go on after this turn."""
         token = None if self.executor is None else self.executor.resume_token()
-        if token is None:
+        if token is None and not self._token_kept:
             return
+        self._token_kept = True
         self.attempt.evidence.write_session(
             self.session_id,
             self.service.phase,
