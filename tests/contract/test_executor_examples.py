@@ -16,7 +16,9 @@ from pytest_ageval.testing.executor_contract import ExecutorContract, Stage  # n
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 sys.path += [str(EXAMPLES / "plugin-directory" / "src"), str(EXAMPLES / "plugin-package" / "src")]
+sys.path += [str(EXAMPLES / "executor")]
 
+import asking  # noqa: E402
 from ageval_lab.recorded import RecordedExecutor  # noqa: E402
 from lab.command import CommandExecutor  # noqa: E402
 
@@ -46,3 +48,10 @@ class TestRecorded(ExecutorContract):
 
 class TestFunction(ExecutorContract):
     executor_class = template.FunctionExecutor
+
+
+class TestAsking(ExecutorContract):
+    executor_class = asking.AskingExecutor
+    wire = "chat"
+    streams = False
+    reports = frozenset({"prompt_tokens", "completion_tokens"})

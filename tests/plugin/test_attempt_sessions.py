@@ -90,9 +90,7 @@ def test_a_session_goes_on_from_its_evidence(demo: Any, key: str) -> None:
     assert texts == ["first", "one", "second", "42", "third"]
 
 
-def test_a_history_in_which_a_secret_was_masked_is_not_taken_for_the_true_one(
-    demo: Any, key: str
-) -> None:
+def test_a_history_in_which_a_secret_was_masked_is_not_taken_for_the_true_one(demo: Any, key: str) -> None:
     """The executor knows its own key only; the evidence masks whatever has the shape of one."""
     with ScriptedModel(MODEL) as model:
         document = played(demo, model, "second ghp_0123456789abcdefghijABCDEFGHIJ012345")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 #: Takes every failure for an answer, forgets, invents figures, shows its key, cannot be cancelled.
-BAD = '''
+BAD = """
 import asyncio, json, urllib.error, urllib.request
 import pytest
 from pytest_ageval.executor import AgentResult, Executor, Usage
@@ -22,7 +22,8 @@ class Bad(Executor):
 
     def call(self, prompt):
         session = self.session
-        body = {"model": session.model.id, "temperature": 0, "messages": [{"role": "user", "content": prompt}]}
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": session.model.id, "temperature": 0, "messages": messages}
         headers = {"authorization": f"Bearer {session.api_key}"}
         url = session.base_url + "/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -42,7 +43,7 @@ class TestBad(ExecutorContract):
     wire = "chat"
     patience = 10
     cannot = {"test_empty_reply": "it is said that it cannot do this"}
-'''
+"""
 
 FOUND = (
     "test_history_is_the_true_one",

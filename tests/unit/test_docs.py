@@ -241,3 +241,17 @@ def test_the_tutorial_makes_a_task_as_it_is_written(tmp_path: Path, monkeypatch:
         )
         assert done.returncode == status, done.stdout
     assert "answer.json has the number of words" in text
+
+
+def test_the_contract_says_what_each_executor_cannot_do() -> None:
+    """Every gap that a contract test knows is in the table, word for word."""
+    contract = page("agents.md").partition("\n## Contract\n")[2].partition("\n## ")[0]
+    found: list[str] = []
+    for path in sorted((ROOT / "tests" / "contract").glob("test_executor_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                if ast.unparse(target) == "cannot":
+                    found += [ast.literal_eval(value) for value in node.value.values]
+    assert len(found) > 4
+    assert [why for why in found if why not in contract] == []
