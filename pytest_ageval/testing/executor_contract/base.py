@@ -16,7 +16,7 @@ import pytest
 
 from pytest_ageval.box import Box, BoxSpec
 from pytest_ageval.executor import AgentResult, Executor, ModelSpec, Session, Usage
-from pytest_ageval.testing.scripted_model import Request, ScriptedModel, Turn, When
+from pytest_ageval.testing.scripted_model import AFTER_END, Delay, Request, ScriptedModel, Turn, When
 
 #: The key of every session of the contract. It must appear nowhere but at the model.
 KEY = "sk-contract-4f6c1e9ab27d"
@@ -192,6 +192,10 @@ class Hooks:
         }
         return Session(**{**found, **self.session_fields(stage), **fields})
 
+    def put(self, turn: Turn) -> Turn:
+        """`turn` in the language in which the model must speak, for a loop that has one of its own."""
+        return turn
+
     def gone(self, token: dict[str, Any]) -> dict[str, Any] | None:
         """`token` changed so that it names a session that does not exist; None: not possible."""
         return None
@@ -221,8 +225,15 @@ class Hooks:
             opened: bool = True,
             **fields: Any,
         ) -> None:
+            def put(row: Turn | When) -> Turn | When:
+                if isinstance(row, When):
+                    return When(row.pattern, [self.put(turn) for turn in row.turns])
+                return self.put(row)
+
             async def all_of_it() -> None:
-                with ScriptedModel(turns, by=by) as model:
+                rows, after = [put(row) for row in turns], self.put(AFTER_END)
+                assert not isinstance(after, Delay)
+                with ScriptedModel(rows, by=by, after_end=after) as model:
                     async with self.stage(model, tmp_path, fields) as stage:
                         if opened:
                             await stage.begin()
