@@ -106,3 +106,38 @@ def test_a_history_with_the_sessions_own_key_is_not_written(demo: Any, key: str)
         document = played(demo, model, f"second {KEY}")
     assert (document["turn_index"], document["resume_token"]) == (2, None)
     assert KEY not in json.dumps(document)
+
+
+ALONE = """
+from pytest_ageval.executor import AgentResult, Executor
+
+
+class Alone(Executor):
+    kind = "alone"
+    concurrent_sessions = False
+
+    async def invoke(self, prompt, *, tools=None, messages=None):
+        return AgentResult(text="42")
+
+
+def pytest_ageval_executors():
+    return {"alone": Alone}
+"""
+TWO_SESSIONS = """
+async def run(ctx):
+    first, second = (ctx.agent.session("solver", actor_id=name) for name in ("a", "b"))
+    replies = [await first.invoke("x"), await second.invoke("x")]
+    await first.close()
+    replies.append(await ctx.agent.session("solver", actor_id="c").invoke("x"))
+    ctx.publish_json("reply", {"text": " ".join(str(reply["error"] or reply["text"]) for reply in replies)})
+"""
+
+
+def test_an_executor_that_holds_one_session_at_a_time(demo: Any) -> None:
+    demo.pytester.makeconftest(ALONE)
+    demo.profiles("format: ageval.profiles/1\nenvironment: local\nagent_profiles: {'*': {executor: alone}}\n")
+    demo.task("t", JUDGE, TWO_SESSIONS, (ROLES,), f"{ONE}limits: {{agent_invocations: 5}}\n")
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    (attempt,) = demo.attempts()
+    reply = json.loads((attempt / "task-artifacts" / "reply.json").read_text())
+    assert reply["text"] == "42 executor_not_concurrent 42"

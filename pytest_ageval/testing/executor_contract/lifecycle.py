@@ -60,7 +60,8 @@ class Declaration(Hooks):
 
     def test_says_what_is_here(self) -> None:
         """`check` and `describe` answer without a session."""
-        assert self.executor_class.check(self.options) is None or self.executor_class.check(self.options)
+        missing = self.executor_class.check(self.options)
+        assert missing is None or missing.strip()
         assert isinstance(self.executor_class.describe(self.options), str)
 
     def test_each_api_is_used(self, play: Play) -> None:

@@ -139,7 +139,7 @@ def test_the_agents_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.stderr.write('key k-123'); print('hi k-123')"]
 
-    with pytest.raises(ExecutorError):
+    with pytest.raises(ExecutorError) as caught:
         play(
             tmp_path,
             "",
@@ -149,6 +149,8 @@ def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
             raw_dir=tmp_path / "raw",
         )
 
+    assert "k-123" not in str(caught.value.as_dict())
+    assert "[REDACTED:VENDOR_KEY]" in str(caught.value.as_dict())
     assert (tmp_path / "raw" / "agent-stderr.log").read_text() == "key ${VENDOR_KEY}"
     assert (tmp_path / "raw" / "agent-stdout.log").read_text() == "hi ${VENDOR_KEY}"
 
