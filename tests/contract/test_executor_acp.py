@@ -28,6 +28,7 @@ class TestAcp(ExecutorContract):
     asks_permission = True
     reports = frozenset({"prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"})
     agent_process = "model_agent.py"
+    patience = 120.0
     unknown_event = "totally_new_kind"
 
     async def furnish(self, box: LocalBox) -> None:
@@ -60,6 +61,7 @@ class TestCodex(ExecutorContract):
     own_tools = True
     asks_permission = True
     agent_process = "codex-acp"
+    patience = 120.0
     cannot: ClassVar = {
         "test_stop_reason[limit-limit]": "Codex ends the turn with end_turn at the token limit",
         "test_stop_reason[refused-refused]": "Codex ends the turn with end_turn after a refusal",
