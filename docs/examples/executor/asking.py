@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pytest_ageval.executor import AgentResult, AgentStatus, Executor, Session, Usage
+from pytest_ageval.executor import AgentResult, AgentStatus, Executor, Session, Usage, UsageGap
 
 STATUS: dict[str, AgentStatus] = {"stop": "completed", "length": "limit", "content_filter": "refused"}
 
@@ -130,7 +130,7 @@ def usage_of(row: Mapping[str, Any]) -> Usage:
     prompt, completion = row.get("prompt_tokens"), row.get("completion_tokens")
     if prompt is None and completion is None:
         return Usage(unavailable="not_reported")
-    gap = "partial" if None in (prompt, completion) else None
+    gap: UsageGap | None = "partial" if None in (prompt, completion) else None
     return Usage(prompt_tokens=prompt, completion_tokens=completion, source="asking", unavailable=gap)
 
 
