@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pytest_ageval.box import WORKSPACE
-from pytest_ageval.executor import AgentResult, ToolCall
+from pytest_ageval.executor import AgentResult, PermissionPolicy, ToolCall
 from pytest_ageval.testing.executor_contract.base import Hooks, Play, Stage, gave_up
 from pytest_ageval.testing.scripted_model import Calls, HttpError, Shell, Text, When
 from pytest_ageval.testing.scripted_model import ToolCall as Call
@@ -24,6 +24,10 @@ ADD: Mapping[str, Any] = {
         },
     },
 }
+
+
+#: The policy under which a hook is asked.
+ASK = get_args(PermissionPolicy)[-1]
 
 
 def answered(prompt: str, result: AgentResult, outputs: Sequence[str]) -> list[dict[str, Any]]:
@@ -184,7 +188,7 @@ class OwnTools(Hooks):
 
 
 class Permissions(OwnTools):
-    """The policy ``allow``, ``deny`` or ``hook``; skipped unless `asks_permission`."""
+    """The policy ``allow``, ``deny`` or that a hook is asked; skipped unless `asks_permission`."""
 
     _SCRIPT = (Shell("echo made > made.txt"), Text("all done"))
 
@@ -222,7 +226,7 @@ class Permissions(OwnTools):
         play(body, *self._SCRIPT, permission="deny")
 
     def test_hook_allows(self, play: Play) -> None:
-        """Under ``hook`` the hook's choice among the agent's options is the answer."""
+        """Where a hook is asked, its choice among the agent's options is the answer."""
         self.needs_permission()
 
         async def body(stage: Stage) -> None:
@@ -234,9 +238,9 @@ class Permissions(OwnTools):
             assert await self.file(stage, "made.txt") == "made\n"
             assert len(stage.told.asked) == 1
             (row,) = stage.told.of_kind("permission")
-            assert (row["policy"], row["outcome"]) == ("hook", "selected")
+            assert (row["policy"], row["outcome"]) == (ASK, "selected")
 
-        play(body, *self._SCRIPT, permission="hook")
+        play(body, *self._SCRIPT, permission=ASK)
 
     def test_hook_cancels(self, play: Play) -> None:
         """A hook that chooses nothing cancels the request: the command does not run."""
@@ -249,4 +253,4 @@ class Permissions(OwnTools):
             assert stage.told.asked
             assert {row["outcome"] for row in stage.told.of_kind("permission")} == {"cancelled"}
 
-        play(body, *self._SCRIPT, permission="hook")
+        play(body, *self._SCRIPT, permission=ASK)
