@@ -285,6 +285,15 @@ class EvidenceStore:
         self._document(path, document)
         return path
 
+    def write_session(self, session_id: str, surface: Surface, document: Mapping[str, Any]) -> Path:
+        """Write what another process needs to continue a session, in place of what was written before."""
+        path = self.layout.session(surface, session_id)
+        if surface == "evaluate":
+            self.private(path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._document(path, document)
+        return path
+
     def write_checks(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Write the evaluator's checks, if there are any good ones; returns what was kept."""
         kept: list[dict[str, Any]] = self._clean(check_rows(rows))

@@ -53,6 +53,7 @@ class RoleSession:
         self.binding = self.attempt.locked.bindings[role]
         self.turn = 0
         self.closed = False
+        self._token_kept = False
         self.executor: Executor | None = None
         #: Held for a whole turn: a session has one at a time.
         self.turns = asyncio.Lock()
@@ -124,6 +125,26 @@ class RoleSession:
             },
         )
 
+    def _keep_token(self) -> None:
+        """Write down how another process could go on after this turn."""
+        token = None if self.executor is None else self.executor.resume_token()
+        if token is None and not self._token_kept:
+            return
+        self._token_kept = True
+        self.attempt.evidence.write_session(
+            self.session_id,
+            self.service.phase,
+            {
+                "schema": "ageval.session/1",
+                "session_id": self.session_id,
+                "profile_id": self.role,
+                "actor_id": self.actor,
+                "executor_kind": self.binding.executor,
+                "turn_index": self.turn,
+                "resume_token": token,
+            },
+        )
+
     async def close(self) -> None:
         """End the turn that runs, then the executor. Idempotent."""
         if self.closed:
@@ -185,6 +206,7 @@ class RoleSession:
         result = await self._slot("after_agent_invoke", result)
         result = await self._slot("normalize_agent_result", result)
         record.finish(result, elapsed)
+        self._keep_token()
         self._end(request, invocation, result, elapsed)
         return self._reply(invocation, result)
 
