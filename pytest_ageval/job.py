@@ -321,7 +321,7 @@ class Job:
             return dataset_root / ".ageval"
         return self._path(given, source)
 
-    def _path(self, given: str, source: options.Source) -> Path:
+    def _path(self, given: str, source: str) -> Path:
         """A path of an option. A relative one of the ini file is below the rootdir."""
         base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
         return Path(base) / Path(given).expanduser()

@@ -46,7 +46,9 @@ class Option:
     @property
     def ini_type(self) -> Any:
         """What ``addini`` is told."""
-        return {"value": "string", "list": "args", "flag": "bool", "int": "string", "number": "string"}[self.kind]
+        return {"value": "string", "list": "args", "flag": "bool", "int": "string", "number": "string"}[
+            self.kind
+        ]
 
     def argparse(self) -> dict[str, Any]:
         """Keyword arguments of ``addoption``."""

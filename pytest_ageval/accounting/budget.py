@@ -56,7 +56,9 @@ class Spent:
 
     def plus(self, other: Spent) -> Spent:
         """The sum of both."""
-        return Spent(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        return Spent(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
 
     def exhausted(self, budget: Budget) -> str | None:
         """The limit that is used up, ``max_cost`` or ``max_tokens``; None while there is some left."""

@@ -20,6 +20,10 @@ _FIGURES = (
 )
 
 
+#: The flag of an attempt whose own budget does not cover all of its calls.
+UNCOUNTED = "budget_uncounted"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why no further call may be made. `limit` is ``max_cost`` or ``max_tokens``.
@@ -54,6 +58,13 @@ class Meter:
                 words = spent.words(limit, self.budget)
                 return Refusal(limit, False, f"the attempt's budget is used up ({words})")
         return None
+
+    @property
+    def uncounted(self) -> bool:
+        """The attempt's own budget could not count all of its calls."""
+        spent = self.tally.spent()
+        cost = self.budget.max_cost_usd is not None and spent.unknown_cost > 0
+        return cost or (self.budget.max_tokens is not None and spent.unknown_tokens > 0)
 
     def charge(self, row: dict[str, Any], surface: Literal["run", "evaluate"]) -> None:
         """Count a call, from its usage with its cost (see `Prices.row`)."""

@@ -33,7 +33,7 @@ class Quote(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars for a million tokens. Without a price of its own a cached token costs what any other does."""
+    """US dollars for a million tokens. Without its own price a cached token costs what any other does."""
 
     match: str
     input: float

@@ -51,7 +51,7 @@ class AttemptOptions:
     trust_tasks: bool = False
     hidden: tuple[Path, ...] = ()
     ledger: Ledger | None = None
-    prices: Prices = Prices()
+    prices: Prices = field(default_factory=Prices)
 
 
 class Attempt:

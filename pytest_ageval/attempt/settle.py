@@ -68,7 +68,9 @@ def _known(attempt: Attempt) -> Outcome:
 
 def _usage(attempt: Attempt) -> Mapping[str, Any]:
     """The agents' usage of the run phase, also of each role; the judges' is not the agent's and apart."""
-    rows = [(each.info.surface, each.info.profile_id, each.usage_row) for each in attempt.evidence.invocations]
+    rows = [
+        (each.info.surface, each.info.profile_id, each.usage_row) for each in attempt.evidence.invocations
+    ]
     found = sum_usage(row for surface, _, row in rows if surface == "run")
     if roles := by_role((role, row) for surface, role, row in rows if surface == "run"):
         found["by_role"] = roles

@@ -142,7 +142,7 @@ class LockedTask:
     resolution: tuple[Resolution, ...]
     document: Mapping[str, Any]
     #: What the agents of the run phase may spend; reaching it is a limit.
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     #: Where `pytest_ageval.config.resolve_secret` looks after the environment.
     env_files: tuple[Path, ...] = ()
 

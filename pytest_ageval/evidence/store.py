@@ -124,8 +124,8 @@ class EvidenceStore:
         """Make the directory `root`, or go on in it after its writer died.
 
         `keep_raw` keeps the vendor's own logs and the raw events. `attempt_id` is the name of the
-        directory unless given. `sync` is how the activity log is written (see `ActivityLog`). `price` adds the cost to a
-        role's usage.
+        directory unless given. `sync` is how the activity log is written (see `ActivityLog`). `price` adds
+        the cost to a role's usage.
         Raises `AgevalError`: ``evidence_busy`` while another writer lives,
         ``attempt_already_settled`` when there is a result, ``activity_log_corrupt``.
         """

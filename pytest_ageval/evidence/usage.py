@@ -181,7 +181,10 @@ def _cost(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if sources:
         found["cost_source"] = sources[0] if len(sources) == 1 else "mixed"
     estimated = [
-        (row.get("cost_estimated_usd") or row["cost_usd"], row.get("price_tables") or [row.get("price_table")])
+        (
+            row.get("cost_estimated_usd") or row["cost_usd"],
+            row.get("price_tables") or [row.get("price_table")],
+        )
         for row in costs
         if row.get("cost_source") in ("estimated", "mixed")
     ]
@@ -189,7 +192,12 @@ def _cost(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         found["cost_estimated_usd"] = sum(cost for cost, _ in estimated)
         found["price_tables"] = sorted({str(table) for _, tables in estimated for table in tables})
     gaps = {reason for row in rows if (reason := row.get("cost_unavailable")) and isinstance(reason, str)}
-    gaps |= {each for row in rows if isinstance(row.get("cost_unavailable"), list) for each in row["cost_unavailable"]}
+    gaps |= {
+        each
+        for row in rows
+        if isinstance(row.get("cost_unavailable"), list)
+        for each in row["cost_unavailable"]
+    }
     if gaps:
         found["cost_unavailable"] = sorted(gaps)
     return found

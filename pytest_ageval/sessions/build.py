@@ -62,7 +62,8 @@ def session_for(
         permission=attempt.options.permission,
         raw_dir=raw_dir,
         agent=binding.agent,
-        **({} if calls is None else {"refuse_call": calls.refuse, "called": calls.called}),
+        refuse_call=calls.refuse if calls is not None else lambda: None,
+        called=calls.called if calls is not None else lambda usage: None,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
 from pytest_ageval.accounting import CallMeter
-from pytest_ageval.accounting.meter import add
+from pytest_ageval.accounting.meter import UNCOUNTED, add
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import structured
 from pytest_ageval.executor import AgentResult, Event, Executor, Usage
@@ -264,6 +264,8 @@ class RoleSession:
         record = self._record
         usage = result.usage if record is None else record.usage_with(result)
         self.calls.settle(usage, answered=result.ok, model=result.model)
+        if self.attempt.meter.uncounted:
+            self.attempt.flag(UNCOUNTED)
 
     @staticmethod
     def _over_budget(result: AgentResult) -> AgentResult:
