@@ -23,7 +23,8 @@ async def run(ctx):
     for turn in range(4):
         reply = await session.invoke(f"question {turn}")
         if not reply["ok"]:
-            ctx.publish_json("reply", {"text": "42" if ctx.params.get("good") else "", "error": reply["error"]})
+            text = "42" if ctx.params.get("good") else ""
+            ctx.publish_json("reply", {"text": text, "error": reply["error"]})
             return
     ctx.publish_json("reply", {"text": reply["text"], "error": None})
 """
@@ -187,7 +188,7 @@ def test_a_budget_that_cannot_be_counted_says_so(demo):
         [
             "budget warning: 1 attempt made calls that its own budget could not count in full",
             "budget: 0 of 20 tokens",
-            "budget warning: the tokens of 4 calls could not be counted in full; more was spent than this says",
+            "budget warning: the tokens of 4 calls could not be counted in full; more was spent*",
         ]
     )
 
@@ -221,7 +222,7 @@ def test_what_does_not_begin_is_not_run_and_no_success(demo, scratch, option, co
     result.stdout.fnmatch_lines(
         [
             "budget: 2100 of 1051 tokens",
-            "3 attempts were not run: the budget is used up (--max-tokens: 2100 of 1051 tokens); run with: pytest *",
+            "3 attempts were not run: the budget is used up (--max-tokens: 2100 of 1051 tokens); run with: *",
         ]
     )
     skipped = [row.get("message") for row in ET.parse("j.xml").iter("skipped")]
