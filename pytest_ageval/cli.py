@@ -26,7 +26,6 @@ from pytest_ageval.config import (
     plan_variants,
     schemas,
 )
-from pytest_ageval.config.formats import FORMATS
 from pytest_ageval.config.prepare import prepare
 from pytest_ageval.config.where import did_you_mean, display, printable
 from pytest_ageval.errors import ConfigError
@@ -253,7 +252,7 @@ def prepare_dataset(options: argparse.Namespace) -> int:
 
 def schemas_arguments(parser: Parser) -> None:
     """Which format."""
-    parser.add_argument("format", nargs="?", choices=sorted(FORMATS), help="only this format")
+    parser.add_argument("format", nargs="?", choices=sorted(schemas.TYPES), help="only this format")
 
 
 def print_schemas(options: argparse.Namespace) -> int:
@@ -261,7 +260,7 @@ def print_schemas(options: argparse.Namespace) -> int:
     if options.format:
         say(schemas.render(options.format).rstrip("\n"))
     else:
-        say(json.dumps({name: schemas.schema(name) for name in FORMATS}, indent=2))
+        say(json.dumps({name: schemas.schema(name) for name in schemas.TYPES}, indent=2))
     return 0
 
 

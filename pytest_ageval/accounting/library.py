@@ -20,6 +20,12 @@ def installed() -> bool:
     return importlib.util.find_spec("genai_prices") is not None
 
 
+def load() -> None:
+    """Import the package, if it is there, and read its table."""
+    if installed():
+        table()
+
+
 @cache
 def table() -> str:
     """``genai-prices 0.2.3 (2026-11-20)``: its version, and the day of the newest price in it."""

@@ -72,11 +72,15 @@ class Prices:
 
     def find(self, model: str, base_url: str | None = None) -> tuple[Quote, str] | None:
         """The price of `model` and the table that has it, with its date; None when none has."""
-        own = self.file.find(model) if self.file is not None else None
+        own = self.own(model)
         if own is not None and self.file is not None:
             return own, f"{self.file.name} ({self.file.date})"
         found = library.find(model, base_url)
         return None if found is None else (found, library.table())
+
+    def own(self, model: str) -> Price | None:
+        """The price in the user's file."""
+        return self.file.find(model) if self.file is not None else None
 
     @property
     def has_table(self) -> bool:
