@@ -340,3 +340,56 @@ def test_the_ini_file_and_the_environment_have_budgets(demo, monkeypatch):
     assert {"pointer": "/budget/max_cost_usd", "source": "env", "value": 0.5, "note": ""} in lock[
         "resolution"
     ]
+
+
+# -- executors that make several calls in one invoke -----------------------------------------------
+
+LOOPING = """
+from ageval_executors.nop import NopExecutor
+from pytest_ageval import AgentResult, Usage
+
+CALL = Usage(prompt_tokens=90, completion_tokens=10, source="told")
+
+class Looping(NopExecutor):
+    '''Calls a model until it is refused; says then that its machinery failed, as some agents do.'''
+    kind = "looping"
+    async def invoke(self, prompt, **more):
+        calls = 0
+        while self.session.refuse_call() is None and calls < 50:
+            calls += 1
+            self.session.called(CALL)
+        usage = Usage(prompt_tokens=90 * calls, completion_tokens=10 * calls, source="told")
+        return AgentResult(
+            text="42" if prompt == "good" else "", ok=False, usage=usage,
+            error="HTTPError:429", status="crashed", infrastructure=True, transient=True,
+        )
+
+def pytest_ageval_executors():
+    return {"looping": Looping}
+"""
+
+
+def looping(demo):
+    demo.pytester.makeconftest(LOOPING)
+    for name in ("bad", "good"):
+        run = ASK.replace("What is 6 times 7?", name)
+        demo.task(name, run=run, evaluator=JUDGE, roles=(ROLES,), more=ONE)
+
+
+def test_a_call_within_an_invoke_is_refused_and_that_is_no_failure_of_the_agent(demo):
+    looping(demo)
+    demo.pytest("datasets", "--agent=looping", "--max-tokens-per-attempt=250").assert_outcomes(
+        passed=1, failed=1
+    )
+    for found in demo.results():
+        assert found["usage"]["prompt_tokens"] == 270, "three calls: the third one crosses the limit"
+        assert (found["limit"], found["agent_status"]) == ("max_tokens", "limit")
+        assert found["flags"] == []
+
+
+def test_a_call_within_an_invoke_uses_up_the_runs_budget(demo):
+    looping(demo)
+    result = demo.pytest("datasets", "--agent=looping", "--max-tokens=250")
+    result.assert_outcomes(errors=1, skipped=1)
+    assert only(demo)["error"]["title"] == "budget_exhausted"
+    result.stdout.fnmatch_lines(["budget: 300 of 250 tokens", "1 attempt was not run: *"])
