@@ -119,6 +119,7 @@ class InvocationRecord:
     ) -> None:
         self.info = info
         self._price = price
+        self._priced: tuple[tuple[Usage, str | None], dict[str, Any]] | None = None
         self.directory = directory
         self.result: AgentResult | None = None
         self._redactor = redactor
@@ -310,9 +311,12 @@ class InvocationRecord:
     @property
     def usage_row(self) -> dict[str, Any]:
         """`usage` with its cost, as it stands in the evidence."""
+        usage, model = self.usage, self.model
         if self._price is None:
-            return self.usage.as_dict()
-        return self._price(self.usage, self.info.profile_id, self.model)
+            return usage.as_dict()
+        if self._priced is None or self._priced[0] != (usage, model):
+            self._priced = (usage, model), self._price(usage, self.info.profile_id, model)
+        return dict(self._priced[1])
 
     @property
     def status(self) -> str:
