@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
+    from pytest_ageval.accounting import Ledger
+
 #: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
 EXIT_FAILS = 8
 EXIT_ERRORS = 9
@@ -62,6 +64,8 @@ class Controller:
         self.results: dict[str, dict[str, Any]] = {}
         self.warnings: dict[str, dict[str, Any]] = {}
         self.unbound: dict[str, list[str]] = {}
+        #: Attempts that were not begun, with the budget that was used up.
+        self.not_run: dict[str, str] = {}
         self.failures = Failures()
         self.usage_error: str | None = None
         self.html_report: Any = None
@@ -129,6 +133,10 @@ class Controller:
         unbound = getattr(report, "ageval_unbound", None)
         if unbound:
             self.unbound[report.nodeid] = unbound
+        not_run = getattr(report, "ageval_not_run", None)
+        if not_run:
+            self.not_run[report.nodeid] = not_run
+            self.failures.errors = True
         if report.failed:
             self.failures.add(data, has_tasks([report.nodeid], self.config.rootpath))
         warning = getattr(report, "ageval_cleanup", None)
@@ -226,7 +234,10 @@ class Controller:
         if self.usage_error is not None:
             sys.stderr.write(f"ERROR: {self.usage_error}\n")
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        elif session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            return result
+        if self.not_run and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a part of a run is no success
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             from pytest_ageval.options import resolve
 
             if resolve(self.config, "exit")[0] == "verdict":
@@ -292,10 +303,15 @@ class Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, where the evidence is, and how to repeat the errors."""
-        if self.results or self.unbound:
+        if self.results or self.unbound or self.not_run:
             from pytest_ageval.report.terminal import summarize
 
-            summarize(terminalreporter, self.config, self.results, self.warnings, self.unbound)
+            summarize(terminalreporter, self.config, self.results, self.warnings, self.unbound, self.not_run)
+
+    def _ledger(self) -> Ledger | None:
+        from pytest_ageval.job import Job
+
+        return Job.of(self.config).ledger
 
     # -- pytest-html -----------------------------------------------------------------------------
 
@@ -310,7 +326,7 @@ class Controller:
         if self.results:
             from pytest_ageval.report import html
 
-            summary.append(html.summary(self.results.values()))
+            summary.append(html.summary(self.results.values(), self._ledger()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: Any, cells: list[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_ageval.accounting import library
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.guard import remember_directories
@@ -54,6 +56,7 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
         attempt.fact("environment_warning", {"message": str(warning)})
     await seed(attempt, box)
     await prepare_agents(attempt)
+    await load_prices(attempt)
     await slots.call(attempt, "after_environment_ready")
     await slots.call(attempt, "environment_setup")
     await slots.call(attempt, "after_environment")
@@ -75,6 +78,15 @@ async def with_layers(attempt: Attempt, spec: BoxSpec) -> BoxSpec:
         if layer not in layers:  # two roles with one agent
             layers.append(layer)
     return replace(spec, layers=tuple(layers))
+
+
+async def load_prices(attempt: Attempt) -> None:
+    """Read the price table now: it takes half a second, and none of it is the agent's time."""
+    bindings = attempt.locked.bindings.values()
+    calls_model = [b for b in bindings if attempt.registry.executor(b.executor).supported_model_fields]
+    prices = attempt.meter.prices
+    if any(b.model.id is None or not prices.own(b.model.id) for b in calls_model):
+        await asyncio.to_thread(library.load)
 
 
 async def start(box: Box) -> None:

@@ -14,6 +14,7 @@ from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ActivityScope, Event, Session
 
 if TYPE_CHECKING:
+    from pytest_ageval.accounting import CallMeter
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import Binding
@@ -31,8 +32,12 @@ def session_for(
     emit: Callable[[Event], None],
     raw_dir: Path | None = None,
     box: Box | None = None,
+    calls: CallMeter | None = None,
 ) -> Session:
-    """The session of `role`, with its secrets resolved, in `box` or else in the agent's box."""
+    """The session of `role`, with its secrets resolved, in `box` or else in the agent's box.
+
+    `calls` counts its model calls.
+    """
     binding = attempt.locked.bindings[role]
 
     async def ask(request: Mapping[str, Any]) -> str | None:
@@ -57,6 +62,8 @@ def session_for(
         permission=attempt.options.permission,
         raw_dir=raw_dir,
         agent=binding.agent,
+        refuse_call=calls.refuse if calls is not None else lambda: None,
+        called=calls.called if calls is not None else lambda usage: None,
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_ageval import portal
-from pytest_ageval.errors import AgevalError
+from pytest_ageval.errors import AgevalError, ExecutorError
 from pytest_ageval.executor import AgentResult
 from pytest_ageval.sessions.build import preparing_session
 from pytest_ageval.sessions.quota import Quota
@@ -195,6 +195,7 @@ class AgentService:
                 reply = await session.invoke(payload)
                 if works_in_box:
                     await self.attempt.after_turn()
+                self._heed(session)
         return reply
 
     @contextmanager
@@ -216,10 +217,30 @@ class AgentService:
         left = self.attempt.clock.remaining()
         if left is not None and left <= 0:
             return "wall_time_exceeded"
+        if (refused := self._refuse_call(session)) is not None:
+            return refused
         if not self.quota.take():
             self.attempt.note_limit("agent_invocations")
             return "agent_invocation_limit"
         return None
+
+    def _refuse_call(self, session: RoleSession) -> str | None:
+        """The attempt's limit that forbids another call. Raises ExecutorError when it is the run's."""
+        session.calls.begin()
+        return None if session.calls.refuse() is None else self._heed(session)
+
+    def _heed(self, session: RoleSession) -> str | None:
+        """A budget refused a call. The attempt's own is a limit: the work is judged as it is.
+
+        That the run's budget is used up says nothing of this agent, so there must be no verdict.
+        """
+        refused = session.calls.refused
+        if refused is None:
+            return None
+        if refused.whole_run:
+            raise ExecutorError("budget_exhausted", f"{refused.message}; the attempt was broken off")
+        self.attempt.note_limit(refused.limit)
+        return refused.limit
 
     async def _cancel(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         session = self.sessions.get(str(payload["session_id"]))

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
+from pytest_ageval.accounting import CallMeter
+from pytest_ageval.accounting.meter import UNCOUNTED, add
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import structured
 from pytest_ageval.executor import AgentResult, Event, Executor, Usage
@@ -51,6 +53,10 @@ class RoleSession:
         self.environment = environment
         self.box: Box | None = None
         self.binding = self.attempt.locked.bindings[role]
+        #: Counts the model calls of this session, and says when no further one may be made.
+        self.calls = CallMeter(
+            self.attempt.meter, service.phase, self.binding.model.id, self.binding.base_url
+        )
         self.turn = 0
         self.closed = False
         self._token_kept = False
@@ -99,6 +105,7 @@ class RoleSession:
             emit=self._emit,
             raw_dir=self.attempt.evidence.raw_dir(self.session_id, self.service.phase),
             box=self.box,
+            calls=self.calls,
         )
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
@@ -246,8 +253,12 @@ class RoleSession:
     async def _attempts(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         """Call the executor; while its provider is down and nothing was done, wait and call again."""
         backoff = Backoff(stall_seconds(self.attempt, self.binding))
+        used: list[Usage] = []
         while True:
-            result = await self._once(prompt, payload)
+            result = await self._counted(prompt, payload)
+            used.append(result.usage)
+            if len(used) > 1:
+                result = replace(result, usage=add(used))
             if result.ok or not (result.infrastructure and result.transient and result.repeatable):
                 return result
             wait = backoff.next(result.retry_after)
@@ -257,6 +268,31 @@ class RoleSession:
             self._stalled(result, backoff, "wait", wait)
             with self.service.stalls.waiting():
                 await asyncio.sleep(wait)
+            if self.calls.refuse() is not None:
+                return self._over_budget(result)
+
+    async def _counted(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
+        """One call of the executor, counted against the budgets however it ends."""
+        self.calls.begin()
+        try:
+            result = await self._once(prompt, payload)
+        except asyncio.CancelledError:
+            self._count(self._cancelled())
+            raise
+        self._count(result)
+        return result if self.calls.refused is None else self._over_budget(result)
+
+    def _count(self, result: AgentResult) -> None:
+        record = self._record
+        usage = result.usage if record is None else record.usage_with(result)
+        self.calls.settle(usage, answered=result.ok, model=result.model)
+        if self.attempt.meter.uncounted:
+            self.attempt.flag(UNCOUNTED)
+
+    @staticmethod
+    def _over_budget(result: AgentResult) -> AgentResult:
+        """A call was refused: how the agent took that is not a failure of its machinery."""
+        return replace(result, status="limit", infrastructure=False, transient=False)
 
     def _stalled(
         self, result: AgentResult, backoff: Backoff, outcome: str, wait: float | None = None
