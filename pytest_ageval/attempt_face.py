@@ -31,6 +31,9 @@ FACE = pytest.StashKey["AttemptFace"]()
 #: What was last reported of an item, so that the teardown's report does not forget the call's.
 KNOWN = pytest.StashKey[dict[str, Any]]()
 
+#: Why an attempt was not begun: the run's budget, in words.
+NOT_RUN = pytest.StashKey[str]()
+
 #: Failed checks that the message of a FAIL names.
 NAMED_CHECKS = 5
 
@@ -59,7 +62,12 @@ class AttemptFace:
                 f"nobody plays {', '.join(roles)}: choose an agent with --agent NAME, or bind it "
                 "in profiles.yaml"
             )
-        face = cls(item, job.attempt(item, job.lock(item)))
+        locked = job.lock(item)
+        used_up = job.budget_used_up()
+        if used_up is not None:
+            item.stash[NOT_RUN] = used_up
+            pytest.skip(f"not run, the budget is used up: {used_up}")
+        face = cls(item, job.attempt(item, locked))
         item.stash[FACE] = face
         try:
             face._write_note()
@@ -170,7 +178,10 @@ class AttemptFace:
             try:
                 portal.run(self.raw.cleanup())
             finally:
-                if self._note is not None:
+                # By its note the controller knows where to look again; an interrupt makes no report.
+                error = self.raw.error
+                kept = self.raw.cleanup_warning or (error is not None and error.title == "interrupted")
+                if self._note is not None and not kept:
                     self._note.unlink(missing_ok=True)
 
     def _write_note(self) -> None:
@@ -198,6 +209,8 @@ def _forget(item: TaskItem) -> None:
         del item.stash[FACE]
     if KNOWN in item.stash:
         del item.stash[KNOWN]
+    if NOT_RUN in item.stash:
+        del item.stash[NOT_RUN]
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:

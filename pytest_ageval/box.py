@@ -186,6 +186,8 @@ class Box(abc.ABC):
     capabilities: ClassVar[frozenset[str]]
     #: The kind puts `BoxSpec.layers` into its boxes' image; without it they are not asked for.
     makes_images: ClassVar[bool] = False
+    #: Boxes are noted on this machine: `leftovers` and `reap` work even where `check({})` says no.
+    keeps_notes: ClassVar[bool] = False
     #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_options
+from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_options
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -26,7 +26,6 @@ from pytest_ageval.config import (
     plan_variants,
     schemas,
 )
-from pytest_ageval.config.formats import FORMATS
 from pytest_ageval.config.prepare import prepare
 from pytest_ageval.config.where import did_you_mean, display, printable
 from pytest_ageval.errors import ConfigError
@@ -80,6 +79,9 @@ REPEATABLE = {
 }
 
 
+BUDGETS = ("max_cost_per_attempt", "max_tokens_per_attempt")
+
+
 def lock_arguments(parser: Parser) -> None:
     """The same options as a run."""
     parser.add_argument("path", type=Path, help="a data set, a task's directory or its task.yaml")
@@ -98,6 +100,8 @@ def lock_arguments(parser: Parser) -> None:
     parser.add_argument("--profiles", metavar="FILE", help="in place of the data set's profiles.yaml")
     parser.add_argument("--effort", help="reasoning effort asked of the model")
     parser.add_argument("--base-url", metavar="URL", help="address of the model's API")
+    parser.add_argument("--max-cost-per-attempt", type=float, metavar="USD", help="US dollars of one attempt")
+    parser.add_argument("--max-tokens-per-attempt", type=int, metavar="N", help="tokens of one attempt")
 
 
 def lock(options: argparse.Namespace) -> int:
@@ -130,7 +134,7 @@ def run_arguments(options: argparse.Namespace) -> Iterator[str]:
     for flag, (dest, _, _) in REPEATABLE.items():
         for value in getattr(options, dest):
             yield f"{flag}={value}"
-    for name in ("attempts", "profiles", "effort", "base_url"):
+    for name in (*("attempts", "profiles", "effort", "base_url"), *BUDGETS):
         value = getattr(options, name)
         if value is not None:
             yield f"--ageval-{name.replace('_', '-')}={value}"
@@ -248,7 +252,7 @@ def prepare_dataset(options: argparse.Namespace) -> int:
 
 def schemas_arguments(parser: Parser) -> None:
     """Which format."""
-    parser.add_argument("format", nargs="?", choices=sorted(FORMATS), help="only this format")
+    parser.add_argument("format", nargs="?", choices=sorted(schemas.TYPES), help="only this format")
 
 
 def print_schemas(options: argparse.Namespace) -> int:
@@ -256,7 +260,7 @@ def print_schemas(options: argparse.Namespace) -> int:
     if options.format:
         say(schemas.render(options.format).rstrip("\n"))
     else:
-        say(json.dumps({name: schemas.schema(name) for name in FORMATS}, indent=2))
+        say(json.dumps({name: schemas.schema(name) for name in schemas.TYPES}, indent=2))
     return 0
 
 
@@ -266,6 +270,9 @@ COMMANDS = {
     "check": Command("Find out whether tasks are sound.", cli_check.arguments, cli_check.check),
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
     "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
+    "export": Command(
+        "Write what agents did as ATIF or as OpenTelemetry spans.", cli_export.arguments, cli_export.export
+    ),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

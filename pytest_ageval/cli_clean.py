@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_ageval import cli_options
-from pytest_ageval.box import Box, Leftover
+from pytest_ageval.box import Box, Leftover, work_parent
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.errors import AgevalError, ConfigError
 from pytest_ageval.registry import Registry
@@ -49,7 +49,7 @@ def clean(options: argparse.Namespace) -> int:
     for kind in registry.box_kinds():
         try:
             cls = registry.box(kind)
-            why = cls.check({})
+            why = None if cls.keeps_notes else cls.check({})
             if why is not None:
                 complain(f"{kind}: not looked at: {why.splitlines()[0]}")
                 continue
@@ -64,6 +64,7 @@ def clean(options: argparse.Namespace) -> int:
             say(line)
     if not options.dry_run:
         _remove_notes()
+        _remove_empty_runs()
     word = "would be removed" if options.dry_run else "removed"
     say(f"{count} left-over box{'es' if count != 1 else ''} {word}" if count else "nothing was left behind")
     return 2 if failed else 0
@@ -124,6 +125,14 @@ def _remove_notes() -> None:
         with contextlib.suppress(OSError):
             if directory.stat().st_uid == os.geteuid() and not any(map(_writer_lives, directory.iterdir())):
                 shutil.rmtree(directory)
+
+
+def _remove_empty_runs() -> None:
+    """The directories of runs whose boxes are all gone."""
+    with contextlib.suppress(OSError):
+        for directory in work_parent().iterdir():
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
 
 
 def _writer_lives(note: Path) -> bool:

@@ -36,6 +36,8 @@ EXTRAS = {
     "e2b": "e2b",
     "daytona": "daytona",
     "html": "pytest-html",
+    "otel": "opentelemetry-sdk",
+    "prices": "genai-prices",
     "xdist": "pytest-xdist",
 }
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ from pytest_ageval.interrupts import Interrupts
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
+
+    from pytest_ageval.accounting import Ledger
 
 #: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
 EXIT_FAILS = 8
@@ -56,11 +59,13 @@ class Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(self._leave)
         self.has_tasks = False
         self.results: dict[str, dict[str, Any]] = {}
         self.warnings: dict[str, dict[str, Any]] = {}
         self.unbound: dict[str, list[str]] = {}
+        #: Attempts that were not begun, with the budget that was used up.
+        self.not_run: dict[str, str] = {}
         self.failures = Failures()
         self.usage_error: str | None = None
         self.html_report: Any = None
@@ -128,6 +133,10 @@ class Controller:
         unbound = getattr(report, "ageval_unbound", None)
         if unbound:
             self.unbound[report.nodeid] = unbound
+        not_run = getattr(report, "ageval_not_run", None)
+        if not_run:
+            self.not_run[report.nodeid] = not_run
+            self.failures.errors = True
         if report.failed:
             self.failures.add(data, has_tasks([report.nodeid], self.config.rootpath))
         warning = getattr(report, "ageval_cleanup", None)
@@ -225,7 +234,10 @@ class Controller:
         if self.usage_error is not None:
             sys.stderr.write(f"ERROR: {self.usage_error}\n")
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        elif session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            return result
+        if self.not_run and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a part of a run is no success
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             from pytest_ageval.options import resolve
 
             if resolve(self.config, "exit")[0] == "verdict":
@@ -236,12 +248,30 @@ class Controller:
         return self.has_tasks and self._running.is_dir()
 
     def _sweep(self) -> None:
+        self._reap(self._kinds())
+        self._remove_directories()
+
+    def _remove_directories(self) -> None:
         from pytest_ageval.job import work_dir
 
-        self._reap(self._kinds())
         shutil.rmtree(self._running, ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: somebody asked to keep a workspace
             work_dir(self.config).rmdir()
+
+    def _leave(self) -> None:
+        """Remove the boxes of a run that ends at once, those of its workers as soon as they are gone."""
+        from pytest_ageval.interrupts import LEAVE_SECONDS
+        from pytest_ageval.job import Job, run_id
+
+        deadline = time.monotonic() + LEAVE_SECONDS - 1
+        kinds = self._kinds() if self._ran_attempts() else set()
+        labels = {"ageval.run": run_id(self.config)}
+        while kinds and time.monotonic() < deadline:
+            self._reap(kinds)
+            with contextlib.suppress(Exception):
+                kinds = {kind for kind in kinds if Job.of(self.config).registry.box(kind).leftovers(labels)}
+            time.sleep(0.1)
+        self._remove_directories()
 
     def _kinds(self) -> set[str]:
         """Kinds of the boxes of this run, those of attempts that did not end included."""
@@ -257,7 +287,7 @@ class Controller:
                 cls = Job.of(self.config).registry.box(kind)
                 removed = cls.reap({"ageval.run": run_id(self.config), **labels})
             except Exception as error:
-                self._say(f"could not look for leftovers of kind {kind}: {error}")
+                self._say(f"could not remove leftovers of kind {kind}: {error}; later: pytest-ageval clean")
                 continue
             for what in removed:
                 self._say(f"removed a leftover: {what}")
@@ -273,10 +303,15 @@ class Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, where the evidence is, and how to repeat the errors."""
-        if self.results or self.unbound:
+        if self.results or self.unbound or self.not_run:
             from pytest_ageval.report.terminal import summarize
 
-            summarize(terminalreporter, self.config, self.results, self.warnings, self.unbound)
+            summarize(terminalreporter, self.config, self.results, self.warnings, self.unbound, self.not_run)
+
+    def _ledger(self) -> Ledger | None:
+        from pytest_ageval.job import Job
+
+        return Job.of(self.config).ledger
 
     # -- pytest-html -----------------------------------------------------------------------------
 
@@ -291,7 +326,7 @@ class Controller:
         if self.results:
             from pytest_ageval.report import html
 
-            summary.append(html.summary(self.results.values()))
+            summary.append(html.summary(self.results.values(), self._ledger()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: Any, cells: list[str]) -> None:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from pytest_ageval.box import Box, NoOptions
+from pytest_ageval.box import Box, ImageLayer, NoOptions
+from pytest_ageval.errors import ExecutorError
 
 Api = Literal["chat", "responses"]
 
@@ -225,6 +226,8 @@ class Executor(abc.ABC):
     requires_box: ClassVar[frozenset[str]] = frozenset()
     #: Two sessions of one role may be open and invoked at once.
     concurrent_sessions: ClassVar[bool] = True
+    #: A session can be continued by another process: `resume_token` and `resume`.
+    resumable: ClassVar[bool] = False
     supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
     #: Fields of `ModelSpec` besides ``id`` and ``api`` that have an effect.
     supported_model_fields: ClassVar[frozenset[str]] = frozenset()
@@ -258,6 +261,15 @@ class Executor(abc.ABC):
         return ""
 
     @classmethod
+    async def image_layers(cls, options: Mapping[str, Any]) -> Sequence[ImageLayer]:
+        """What an agent with these options needs in the image of a box, so that no attempt installs it.
+
+        Called once for each role in the environment phase, before the box is opened, where the kind of box
+        makes images. May take long: what a layer holds is made here if it is missing.
+        """
+        return ()
+
+    @classmethod
     async def prepare(cls, session: Session) -> None:
         """Make the agent's runtime ready in the box (install, write config), before the timed run.
 
@@ -266,6 +278,23 @@ class Executor(abc.ABC):
 
     async def open(self) -> None:
         """Start the session. Raises `ExecutorError`."""
+
+    def resume_token(self) -> dict[str, Any] | None:
+        """Plain JSON data by which another process can continue this session after its last whole turn.
+
+        None: there is nothing to continue, or it cannot be told without a secret. Cheap: it is asked
+        after each turn, and what it gives is written into the evidence, where secrets are masked.
+        """
+        return None
+
+    async def resume(self, token: Mapping[str, Any]) -> None:
+        """Continue the session that `token` names, in place of `open`. The box is as it was.
+
+        Never begins a new session instead. Raises `ExecutorError`: ``session_gone`` when the agent no
+        longer has the session, ``resume_token_invalid`` when `token` is none of this executor's or was
+        changed since (a masked secret), ``resume_unsupported``.
+        """
+        raise ExecutorError("resume_unsupported", f"sessions of {self.kind} cannot be continued")
 
     @abc.abstractmethod
     async def invoke(

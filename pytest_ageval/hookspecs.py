@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_ageval.attempt import Attempt
-    from pytest_ageval.box import Box, BoxSpec
+    from pytest_ageval.box import Box, BoxSpec, ImageLayer
     from pytest_ageval.executor import AgentResult, Executor, Session
 
 # -- registration: read when the first task is collected -----------------------------------------
@@ -51,6 +51,15 @@ def pytest_ageval_executors() -> Mapping[str, type[Executor]]:
 @pytest.hookspec
 def pytest_ageval_before_environment(attempt: Attempt, value: None) -> None:
     """Chain, None. Before the box starts."""
+
+
+@pytest.hookspec
+def pytest_ageval_image_layers(attempt: Attempt, value: None) -> Sequence[ImageLayer]:
+    """What goes into the image of the box. Every one is called, and all that they return is stacked.
+
+    Lowest are the layers of the roles' executors (the install of an agent). Called only for a kind of box
+    that makes images; others are set up in ``environment_setup``.
+    """
 
 
 @pytest.hookspec(firstresult=True)

@@ -2,17 +2,20 @@
 
 Ctrl-C (SIGINT) is an exception for pytest, and every teardown runs. SIGTERM and SIGHUP would end
 the process at once, so they become the same exception. A second signal while the clean-up runs does
-not break it off; a third one does.
+not break it off; with a third one the process leaves at once, and takes only the boxes with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     import pytest
@@ -20,11 +23,22 @@ if TYPE_CHECKING:
 #: Signals that arrive after the first one and are only noted.
 PATIENCE = 1
 
+#: Seconds that removing the boxes may take when the process leaves at once.
+LEAVE_SECONDS = 10.0
+
+#: pytest's own exit code of an interrupted run.
+INTERRUPTED = 2
+
 
 class Interrupts:
-    """Handlers of SIGINT, SIGTERM and SIGHUP, from `install` until the session is over."""
+    """Handlers of SIGINT, SIGTERM and SIGHUP, from `install` until the session is over.
 
-    def __init__(self) -> None:
+    `leave` is called, in a thread, before the process leaves at once.
+    """
+
+    def __init__(self, leave: Callable[[], object] = lambda: None) -> None:
+        self._leave = leave
+        self._leaving = False
         self._before: dict[int, Any] = {}
         self._seen = 0
 
@@ -57,7 +71,24 @@ class Interrupts:
         if 1 < self._seen <= 1 + PATIENCE:
             sys.stderr.write("\nageval: cleaning up; once more to leave at once\n")
             return
+        if self._seen > 1:
+            self._leave_now()
+            return
         raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def _leave_now(self) -> None:
+        """End the process without pytest's help: an exception would come in the middle of that."""
+        if self._leaving:
+            return
+        self._leaving = True
+        # In a thread of its own: what was interrupted may hold a lock.
+        work = threading.Thread(target=self._leave, daemon=True)
+        work.start()
+        work.join(LEAVE_SECONDS)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(INTERRUPTED)
 
 
 class Worker:

@@ -18,6 +18,7 @@ from pytest_ageval.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from pytest_ageval.accounting import Ledger, Prices
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
     from pytest_ageval.collection import TaskItem
     from pytest_ageval.config import Dataset, JobOptions, LockedTask, Variant
@@ -100,6 +101,34 @@ class Job:
         return options.resolve(self.config, name)[0]
 
     @cached_property
+    def prices(self) -> Prices:
+        """What models cost, where their calls do not say. Raises ConfigError."""
+        from pytest_ageval.accounting import Prices
+
+        given, source = options.resolve(self.config, "prices")
+        if given is None:
+            return Prices()
+        from pytest_ageval.config.prices import load_prices
+
+        return Prices(load_prices(self._path(given, source)))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """What the whole run has spent, if it has a budget. Raises ConfigError."""
+        from pytest_ageval.accounting import Budget, Ledger
+        from pytest_ageval.config.job import check_budget
+
+        budget = Budget(self.option("max_cost"), self.option("max_tokens"))
+        check_budget("--max-cost", budget.max_cost_usd)
+        check_budget("--max-tokens", budget.max_tokens)
+        return Ledger(running_dir(self.config) / "ledger", budget) if budget else None
+
+    def budget_used_up(self) -> str | None:
+        """Why no further attempt may begin; None while the run's budget lasts."""
+        found = None if self.ledger is None else self.ledger.exhausted()
+        return None if found is None else f"--{found[0].replace('_', '-')}: {found[1]}"
+
+    @cached_property
     def registry(self) -> Registry:
         """Box kinds and executors, those of plugins and conftest.py files included.
 
@@ -157,6 +186,7 @@ class Job:
         for name in options.BY_NAME:
             self.option(name)
         _ = self.variants
+        _ = self.ledger, self.prices
 
     def _look_up_names(self) -> None:
         """Every agent and every box exists. Only now have all conftest.py files been read."""
@@ -241,7 +271,12 @@ class Job:
         from pytest_ageval.config import lock_task
 
         dataset = self.dataset(cast("Path", item.file.root))
-        return lock_task(item.file.task, dataset, item.variant, self.options, self.registry)
+        locked = lock_task(item.file.task, dataset, item.variant, self.options, self.registry)
+        if locked.budget.max_cost_usd is not None or self.option("max_cost") is not None:
+            from pytest_ageval.config.prices import check_priced
+
+            check_priced(locked, self.prices)
+        return locked
 
     # -- attempts --------------------------------------------------------------------------------
 
@@ -275,6 +310,8 @@ class Job:
             hidden=(self.config.rootpath / ".env",),
             permission=self.option("permission") or "allow",
             secret=lambda name: resolve_secret(name, dataset),
+            ledger=self.ledger,
+            prices=self.prices,
         )
 
     def evidence_root(self, dataset_root: Path) -> Path:
@@ -282,6 +319,10 @@ class Job:
         given, source = options.resolve(self.config, "dir")
         if given is None:
             return dataset_root / ".ageval"
+        return self._path(given, source)
+
+    def _path(self, given: str, source: str) -> Path:
+        """A path of an option. A relative one of the ini file is below the rootdir."""
         base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
         return Path(base) / Path(given).expanduser()
 
@@ -382,4 +423,6 @@ _FIELDS = {
     "base_url": "base_url",
     "reward_key": "reward_key",
     "pass_threshold": "pass_threshold",
+    "max_cost_per_attempt": "max_cost_per_attempt",
+    "max_tokens_per_attempt": "max_tokens_per_attempt",
 }

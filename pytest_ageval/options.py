@@ -19,7 +19,7 @@ class Option:
     name: str
     flags: tuple[str, ...]
     help: str
-    kind: Literal["value", "list", "flag", "int"] = "value"
+    kind: Literal["value", "list", "flag", "int", "number"] = "value"
     choices: tuple[str, ...] = ()
     metavar: str | None = None
 
@@ -46,7 +46,9 @@ class Option:
     @property
     def ini_type(self) -> Any:
         """What ``addini`` is told."""
-        return {"value": "string", "list": "args", "flag": "bool", "int": "string"}[self.kind]
+        return {"value": "string", "list": "args", "flag": "bool", "int": "string", "number": "string"}[
+            self.kind
+        ]
 
     def argparse(self) -> dict[str, Any]:
         """Keyword arguments of ``addoption``."""
@@ -57,8 +59,8 @@ class Option:
             found["choices"] = self.choices
         if self.kind == "list":
             found["action"] = "append"
-        if self.kind == "int":
-            found["type"] = int
+        if self.kind in ("int", "number"):
+            found["type"] = int if self.kind == "int" else float
         return {**found, "metavar": self.metavar} if self.metavar else found
 
 
@@ -123,6 +125,35 @@ OPTIONS = (
         "the reward from which on a Harbor task passes (default 1)",
         metavar="NUMBER",
     ),
+    Option(
+        "max_cost",
+        ("--max-cost",),
+        "US dollars that the whole run may spend; what has not begun then is not run",
+        "number",
+        metavar="USD",
+    ),
+    Option(
+        "max_tokens",
+        ("--max-tokens",),
+        "tokens that the whole run may use, input and output",
+        "int",
+        metavar="N",
+    ),
+    Option(
+        "max_cost_per_attempt",
+        ("--max-cost-per-attempt",),
+        "US dollars that one attempt's agents may spend; the work is judged then as it is",
+        "number",
+        metavar="USD",
+    ),
+    Option(
+        "max_tokens_per_attempt",
+        ("--max-tokens-per-attempt",),
+        "tokens that one attempt's agents may use, input and output",
+        "int",
+        metavar="N",
+    ),
+    Option("prices", (), "file with prices of models, for costs that nobody reports", metavar="FILE"),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
@@ -173,6 +204,11 @@ def _parse(option: Option, text: str, where: str) -> Any:
             return int(text)
         except ValueError:
             raise pytest.UsageError(f"{where}: expected a whole number, found {text!r}") from None
+    if option.kind == "number":
+        try:
+            return float(text)
+        except ValueError:
+            raise pytest.UsageError(f"{where}: expected a number, found {text!r}") from None
     if option.choices and text not in option.choices:
         raise pytest.UsageError(f"{where}: expected one of {', '.join(option.choices)}, found {text!r}")
     return text

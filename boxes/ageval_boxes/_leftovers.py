@@ -54,11 +54,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def marker(box_id: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def marker(box_id: str, labels: Mapping[str, str], kind: str = "local") -> dict[str, Any]:
     """What `MARKER` holds: the box, its labels, and the process that owns it."""
     own = read_proc(os.getpid())
     return {
-        "kind": "local",
+        "kind": kind,
         "id": box_id,
         "labels": dict(labels),
         "pid": os.getpid(),
@@ -99,9 +99,9 @@ def _markers(directory: Path, levels: int, kind: str | None) -> Iterator[tuple[P
                 yield from _markers(inner, levels - 1, kind)
 
 
-def owner_lives(found: Mapping[str, Any]) -> bool:
-    """The process of this machine that a marker names still runs, and is not us."""
-    if found.get("boot_id") != boot_id() or found.get("pid") == os.getpid():
+def owner_lives(found: Mapping[str, Any], *, ours: bool = False) -> bool:
+    """The process of this machine that a marker names still runs, and is not us (unless `ours`)."""
+    if found.get("boot_id") != boot_id() or (found.get("pid") == os.getpid() and not ours):
         return False
     owner = read_proc(int(found.get("pid", 0)))
     return owner is not None and owner.alive and owner.start == found.get("start")
@@ -142,23 +142,24 @@ def remove_directory(directory: Path) -> None:
     _remove_empty(directory.parent, work_parent())
 
 
-def reap(labels: Mapping[str, str]) -> list[str]:
-    """Kill and delete boxes that carry all of `labels`, unless another living process owns them.
+def reap(labels: Mapping[str, str], kind: str = "local") -> list[str]:
+    """Kill and delete boxes of `kind` that carry all of `labels`, unless another living process owns them.
 
     A box of this very process counts as left over: ask only when its own `stop` will not come.
     Returns a line for each.
     """
     default_work_parent()
     removed = []
-    for directory, found in abandoned("local", labels):
-        killed = _kill(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
+    for directory, found in abandoned(kind, labels):
+        killed = kill_box(str(found.get("id", ""))) if found.get("boot_id") == boot_id() else 0
         remove_directory(directory)
         attempt = found["labels"].get("ageval.attempt", directory.name)
-        removed.append(f"local box of {attempt}: {directory} ({killed} processes)")
+        removed.append(f"{kind} box of {attempt}: {directory} ({killed} processes)")
     return removed
 
 
-def _kill(box_id: str, seconds: float = 3.0) -> int:
+def kill_box(box_id: str, seconds: float = 3.0) -> int:
+    """Kill every process of the box `box_id`, for at most `seconds`; how many there were."""
     if not box_id:
         return 0
     killed = 0

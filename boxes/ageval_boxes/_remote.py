@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from ageval_boxes import _remote_scripts as scripts
 from ageval_boxes._files import Budget
+from ageval_boxes._remote_again import FoundAgain
 from ageval_boxes._remote_link import Report, result_of
-from ageval_boxes._remote_sandbox import COPY_PATIENCE, PATIENCE, RemoteSandbox, pieces_of, sdk, swept
+from ageval_boxes._remote_sandbox import COPY_PATIENCE, PATIENCE, pieces_of, sdk
 from ageval_boxes._remote_stdio import RemoteTransport
 from ageval_boxes._remote_tar import read_archive, write_archive
 from pytest_ageval.box import (
@@ -31,13 +32,13 @@ from pytest_ageval.box import (
 )
 from pytest_ageval.errors import BoxError
 
-__all__ = ["RemoteBox", "pieces_of", "sdk", "swept"]
+__all__ = ["RemoteBox", "pieces_of", "sdk"]
 
 #: Seconds between TERM and KILL when the time of a command is up or the box is quiesced.
 GRACE = 0.5
 
 
-class RemoteBox(RemoteSandbox):
+class RemoteBox(FoundAgain):
     """A box that is a sandbox elsewhere. Subclasses name the library and make the `Link`."""
 
     def _environment(self, extra: Mapping[str, str] | None) -> dict[str, str]:

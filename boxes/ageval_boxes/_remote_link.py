@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ageval_boxes._remote_cloud import Account
 from pytest_ageval.box import ExecResult
 from pytest_ageval.errors import BoxError
 
@@ -52,8 +53,24 @@ class Link(Protocol):
         """The vendor's name of the sandbox; "" before `open`."""
         ...
 
-    async def open(self, labels: Mapping[str, str]) -> None:
-        """Create the sandbox; BoxError ``environment_start_failed`` with the vendor's words."""
+    @property
+    def account(self) -> Account:
+        """Where the sandbox is one of several. It shares our connections."""
+        ...
+
+    async def open(self, labels: Mapping[str, str], image: str | None) -> None:
+        """Create the sandbox; BoxError ``environment_start_failed`` with the vendor's words.
+
+        `image` is the vendor's name of the template or snapshot; None: what the options say.
+        """
+        ...
+
+    async def join(self, sandbox_id: str) -> None:
+        """Connect to a sandbox that exists; one that was stopped is started."""
+        ...
+
+    async def own(self, labels: Mapping[str, str]) -> None:
+        """Record where `Account` finds it that the sandbox has these labels now."""
         ...
 
     async def command(
@@ -76,10 +93,6 @@ class Link(Protocol):
 
     async def exists(self) -> bool:
         """The vendor still runs the sandbox."""
-        ...
-
-    async def close(self) -> None:
-        """Delete the sandbox and verify it. BoxError ``environment_stop_failed`` if it stays."""
         ...
 
     async def disconnect(self) -> None:

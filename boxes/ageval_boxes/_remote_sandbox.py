@@ -6,17 +6,23 @@ import abc
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import itertools
+import json
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from ageval_boxes import _leftovers
 from ageval_boxes import _remote_scripts as scripts
-from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, remove_tree
-from ageval_boxes._leftovers import default_work_parent
+from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES
+from ageval_boxes._remote_cloud import remove, remove_directories
 from ageval_boxes._remote_link import Command, Interrupted, Link, Report, gone
-from ageval_boxes._remote_owner import OWNER, owner
+from ageval_boxes._remote_owner import marks, owner
 from ageval_boxes._remote_stdio import RemoteTransport
 from pytest_ageval.box import (
     ARTIFACTS,
@@ -24,6 +30,7 @@ from pytest_ageval.box import (
     WORKSPACE,
     Box,
     BoxSpec,
+    check_path,
     work_parent,
 )
 from pytest_ageval.errors import BoxError
@@ -47,14 +54,6 @@ def sdk(module: str, extra: str) -> Any:
         ) from error
 
 
-def swept(kind: str, looking: Coroutine[Any, Any, list[str]]) -> list[str]:
-    """What `looking` says was removed; BoxError when the vendor could not be asked."""
-    try:
-        return asyncio.run(looking)
-    except Exception as error:
-        raise BoxError("environment_connection_lost", f"{kind}: {type(error).__name__}: {error}") from error
-
-
 async def pieces_of(source: Path) -> AsyncIterator[bytes]:
     """A file of the host in pieces of a mebibyte, read without blocking the loop."""
     with contextlib.closing(source.open("rb")) as file:
@@ -69,6 +68,11 @@ class RemoteSandbox(Box):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"exec", "upload", "download", "attach_stdio"})
+    makes_images: ClassVar[bool] = True
+
+    #: The environment variable with the account's key, and where keys are made.
+    key_name: ClassVar[str]
+    keys_at: ClassVar[str]
 
     #: The most that one download may bring, in bytes and in files.
     download_bytes: int = DOWNLOAD_BYTES
@@ -77,7 +81,7 @@ class RemoteSandbox(Box):
     def __init__(self, spec: BoxSpec) -> None:
         super().__init__(spec)
         self.warnings: list[str] = []
-        self._state: Literal["new", "started", "stopped"] = "new"
+        self._state: Literal["new", "started", "failed", "stopped"] = "new"
         self._id = secrets.token_hex(8)
         self._link: Link | None = None
         self._numbers = itertools.count(1)
@@ -85,17 +89,48 @@ class RemoteSandbox(Box):
         self._background: set[asyncio.Task[Any]] = set()
         self._why_gone = ""
         self._owned = False
+        self._asked = False  # for a sandbox: there may be one
 
     # -- what a vendor fills in ------------------------------------------------------------------
 
     @abc.abstractmethod
-    async def _make_link(self) -> Link:
-        """The connection, not yet open. BoxError when options, recipe or account do not allow it."""
+    def _connect(self) -> Link:
+        """The connection, to no sandbox yet."""
+
+    @abc.abstractmethod
+    async def _image(self, link: Link) -> str | None:
+        """The vendor's name of what the sandbox is made from, built now if need be; see `Link.open`."""
 
     @property
     @abc.abstractmethod
     def _lifetime(self) -> float:
         """Seconds that the sandbox lives without being put off."""
+
+    @classmethod
+    def _refusal(cls, options: Any) -> str | None:
+        """What is wrong with a set of `Options`, beyond their types."""
+        return "timeout_seconds must be at least 1" if options.timeout_seconds < 1 else None
+
+    # -- before it -------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """A missing library or key, and options that cannot be. The vendor is not asked."""
+        if importlib.util.find_spec(cls.kind) is None:
+            return f"the {cls.kind} library is not installed\npip install 'pytest-ageval[{cls.kind}]'"
+        if not os.environ.get(cls.key_name):
+            return f"{cls.key_name} is not set\nexport {cls.key_name}=... with a key of {cls.keys_at}"
+        try:
+            why = cls._refusal(msgspec.convert(dict(options), cls.Options))
+        except msgspec.ValidationError as error:
+            why = str(error)
+        return None if why is None else f"{why}\nsee the options of {cls.kind} in docs/reference/boxes.md"
+
+    async def preflight(self) -> None:
+        """Refuse what `check` refuses, and a library that cannot be imported."""
+        await asyncio.to_thread(sdk, self.kind, self.kind)
+        if (why := self.check(self.spec.options)) is not None:
+            raise BoxError("environment_preflight_failed", why.replace("\n", "; "))
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -103,25 +138,41 @@ class RemoteSandbox(Box):
         """Create the sandbox and make its directories."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
-        await self.preflight()
         self._state = "started"
+        try:
+            await self._start()
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    async def _start(self) -> None:
+        await self.preflight()
         if asked := sorted({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)):
             self.warnings.append(f"{self.kind} boxes take {', '.join(asked)} from their template only")
-        try:
-            self._make_work_dir()
-        except OSError as error:
-            raise BoxError("environment_start_failed", str(error)) from error
-        self._link = await self._make_link()
-        await self._link.open({**self.spec.labels, OWNER: owner(), "ageval.box": self._id})
+        await asyncio.to_thread(self._make_work_dir, self._id)
+        self._link = link = self._connect()
+        image = await self._image(link)
+        self._asked = True
+        await link.open(marks(self.spec.labels, self._id), image)
         self._spawn(self._keep_alive())
         await self._prepare()
 
-    def _make_work_dir(self) -> None:
+    def _make_work_dir(self, box_id: str) -> None:
+        """Our own directory on this machine, with a note of whose it is.
+
+        What a dead owner left of the same box is replaced.
+        """
         work = self.spec.work_dir
-        if work_parent() in work.parents:
-            default_work_parent()
-        work.mkdir(mode=0o700, parents=True)
-        self._owned = True
+        note = {**_leftovers.marker(box_id, self.spec.labels), "kind": self.kind}
+        try:
+            remove_directories(self.kind, box_id)
+            if work_parent() in work.parents:
+                _leftovers.default_work_parent()
+            work.mkdir(mode=0o700, parents=True)
+            self._owned = True
+            (work / _leftovers.MARKER).write_text(json.dumps(note), encoding="utf-8")
+        except OSError as error:
+            raise BoxError("environment_start_failed", str(error)) from error
 
     async def _prepare(self) -> None:
         directories = (WORKSPACE, HOME, ARTIFACTS)
@@ -158,9 +209,15 @@ class RemoteSandbox(Box):
     @property
     def _open(self) -> Link:
         if self._link is None or self._state != "started":
-            word = "was stopped" if self._state == "stopped" else "was not started"
+            words = {"stopped": "was stopped", "failed": "could not be started"}
+            word = words.get(self._state, "was not started")
             raise BoxError("environment_not_started", f"this box {word}")
         return self._link
+
+    def visible_path(self, path: str) -> str:
+        """The path itself: ``/attempt`` is real in the sandbox."""
+        check_path(path)
+        return path
 
     def handle(self) -> dict[str, Any]:
         """Kind, the vendor's id of the sandbox, labels, owner."""
@@ -268,8 +325,8 @@ class RemoteSandbox(Box):
         for task in list(self._background):
             task.cancel()
         try:
-            if link is not None:
-                await link.close()
+            if link is not None and self._asked:
+                await remove(link.account, self.kind, self._id)
         finally:
             for transport in self._transports:
                 await transport.let_go()
@@ -279,4 +336,4 @@ class RemoteSandbox(Box):
             if link is not None:
                 await link.disconnect()
             if self._owned:
-                await asyncio.to_thread(remove_tree, self.spec.work_dir)
+                await asyncio.to_thread(_leftovers.remove_directory, self.spec.work_dir)

@@ -101,6 +101,7 @@ drain() {
 _BEGIN = """
 mask=$(umask); umask 077
 mkdir -p "$d" && cd "$d" && mkfifo of ef || { say "! no place for temporary files at $d"; exit 0; }
+echo $$ > pid
 umask "$mask"
 finish() { cd /; rm -rf "$d"; }
 """
@@ -244,6 +245,16 @@ def end(token: str, cookie: str, grace: float, seconds: float = 5.0) -> str:
     )
 
 
+def busy(token: str, box_id: str) -> str:
+    """The script that reports a ``K`` line for each command of a box whose supervisor still runs."""
+    return (
+        f"{_begin(token)}t={shlex.quote(directory_of(box_id))}\n"
+        'for f in "$t"/*/pid; do\n'
+        '  { read -r p < "$f"; } 2>/dev/null && grep -qsaF -- "$t" "/proc/$p/cmdline" || continue\n'
+        '  n=${f%/pid}; say "K ${n##*/}"\ndone\nsay "X 0"\n'
+    )
+
+
 _PARENT = """
 inside() {
   p=$(cd -- "$1" 2>/dev/null && pwd -P) || return 1
@@ -270,6 +281,11 @@ def prepare(token: str, box_id: str, directories: Sequence[str]) -> str:
 def make_root(token: str, owner: str) -> str:
     """The script, for the superuser, that makes ``/attempt`` for `owner` (``uid:gid``)."""
     return f'{_begin(token)}mkdir -p /attempt && chown {shlex.quote(owner)} /attempt; say "X $?"\n'
+
+
+def make_directory(token: str, box_id: str) -> str:
+    """The script that makes the directory of the supervisors, if it is gone."""
+    return f'{_begin(token)}mkdir -p {directory_of(box_id)}; say "X $?"\n'
 
 
 def remove(token: str, path: str) -> str:

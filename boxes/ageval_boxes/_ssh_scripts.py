@@ -30,19 +30,38 @@ parent() {
 """
 
 _TOOLS = r"""
-for t in awk cat chmod cut grep head id mkdir mktemp mv rm sleep tar tr; do
+for t in awk cat chmod cut grep head id mkdir mktemp mv rm sha256sum sleep tail tar tr wc; do
   command -v "$t" >/dev/null 2>&1 || m="$m $t"
 done
 [ -z "$m" ] || { echo "these programs are missing in the box:$m" >&2; exit 20; }
 [ -r /proc/self/stat ] || { echo "there is no /proc; a box needs Linux" >&2; exit 20; }
 """
 
-#: Makes the directories of a box. $1: parent ("" for the default), $2: name, $3: marker. Prints the
-#: root and the PATH that a login has.
+# Where agents' installs are kept on a host; C is "" where they cannot be. Its name changes with its
+# layout. For a container ($1: its image's id) one that any user in the container can write to: the
+# directory above it is closed to the host's other users.
+_CACHE = r"""
+cache() {
+  C=${XDG_CACHE_HOME:-$HOME/.cache}/pytest-ageval/boxes
+  mkdir -p -- "$C" 2>/dev/null && [ -O "$C" ] && chmod 700 -- "$C" || { C=; return; }
+  if [ -z "$1" ]; then
+    C=$C/host-1
+    mkdir -p -- "$C" || C=
+  else
+    C=$C/image-1/$1
+    mkdir -p -- "$C" && chmod 1777 -- "$C" || C=
+  fi
+}
+"""
+
+#: Makes the directories of a box. $1: parent ("" for the default), $2: name, $3: marker, $4: ``cache``
+#: if there is to be one. Prints the root, the PATH that a login has, and the cache directory.
 START = (
     _PARENT
+    + _CACHE
     + _TOOLS
     + r"""
+[ "$4" = cache ] && cache ""
 parent "$1"
 mkdir -p -m 700 -- "$p" || exit 20
 if [ -z "$1" ]; then
@@ -54,9 +73,46 @@ mkdir -m 700 -- "$r" "$r/staging" || exit 20
 printf '%s\n' "$3" > "$r/box.json" || exit 20
 mkdir -m 755 -- "$r/box" "$r/box/workspace" "$r/box/home" "$r/box/artifacts" || exit 20
 mkdir -m 700 -- "$r/tmp" || exit 20
-printf '%s\n%s\n' "$r" "$PATH"
+printf '%s\n%s\n%s\n' "$r" "$PATH" "$C"
 """
 )
+
+#: Finds the directories of a box again and puts another marker there. Arguments and output as of `START`.
+RESUME = (
+    _PARENT
+    + _CACHE
+    + r"""
+[ "$4" = cache ] && cache ""
+parent "$1"
+p=$(cd -P -- "$p" 2>/dev/null && pwd -P) || exit 24
+r=$p/$2
+[ -d "$r/box/workspace" ] && [ -f "$r/box.json" ] || exit 24
+printf '%s\n' "$3" > "$r/.box.json" && mv -- "$r/.box.json" "$r/box.json" || exit 20
+printf '%s\n%s\n%s\n' "$r" "$PATH" "$C"
+"""
+)
+
+#: Prints the id of an image, which docker pulls if need be, and the cache directory for its containers.
+#: $1: the image, $2: ``cache`` if there is to be one.
+IMAGE = (
+    _CACHE
+    + r"""
+command -v docker >/dev/null 2>&1 || { echo "docker is not installed on the host" >&2; exit 20; }
+i=$(docker image inspect -f '{{.Id}}' -- "$1" 2>/dev/null) || {
+  docker pull -q -- "$1" >/dev/null || exit 21
+  i=$(docker image inspect -f '{{.Id}}' -- "$1") || exit 21
+}
+[ "$2" = cache ] && cache "${i#*:}"
+printf '%s\n%s\n' "$i" "$C"
+"""
+)
+
+#: Where a container of a box is again. $1: staging. Prints the container's PATH.
+RESUME_INSIDE = r"""
+[ -d /attempt/workspace ] || exit 24
+mkdir -p -m 700 -- "$1" || exit 20
+printf '%s\n' "$PATH"
+"""
 
 #: Makes the directories of a box in its container. $1: staging. Prints the container's PATH.
 START_INSIDE = (
@@ -95,16 +151,14 @@ inside() {
 }
 """
 
-#: Replaces a path by the entry ``x`` of the tar stream on stdin. $1: the box, $2: parent, $3: name,
-#: $4: mode of a directory, or "", $5: a directory on the same file system.
-UPLOAD = (
+_UNPACK = (
     _INSIDE
     + r"""
 umask 022
 s=$(mktemp -d "$5/XXXXXX") || exit 21
 clean() { chmod -R u+rwX -- "$s" 2>/dev/null; rm -rf -- "$s"; }
 trap clean EXIT
-tar -xpof - -C "$s" || exit 21
+arrived | tar -xpof - -C "$s" || exit 21
 [ -e "$s/x" ] || [ -L "$s/x" ] || exit 21
 inside "$1" "$2" create
 t=$P/$3
@@ -116,6 +170,37 @@ mv -- "$s/x" "$t" || exit 22
 """
 )
 
+#: Replaces a path by the entry ``x`` of the tar stream on stdin. $1: the box, $2: parent, $3: name,
+#: $4: mode of a directory, or "", $5: a directory on the same file system.
+UPLOAD = "arrived() { cat; }\n" + _UNPACK
+
+#: As `UPLOAD`, of what `RECEIVE` wrote. $6: a part, $7: how much of it counts; the next two likewise, or
+#: nothing.
+UPLOAD_PARTS = (
+    r"""
+a=$6 n=$7 b=$8
+arrived() { head -c "$n" -- "$a"; [ -z "$b" ] || cat -- "$b"; }
+"""
+    + _UNPACK
+)
+
+#: Writes stdin to a file. $1: the file. Prints its digest when it is whole.
+RECEIVE = r"""
+umask 077
+cat > "$1" || exit 21
+sha256sum < "$1" | cut -d" " -f1
+"""
+
+#: How much of a file is there: its size, and the digest of as much. $1: the file.
+RECEIVED = r"""
+n=$(wc -c < "$1" 2>/dev/null) || n=0
+n=$((n))
+printf '%s %s\n' "$n" "$( [ "$n" = 0 ] || head -c "$n" -- "$1" | sha256sum | cut -d" " -f1)"
+"""
+
+#: Removes files. $*: the files.
+FORGET = 'rm -f -- "$@"'
+
 #: Writes a path to stdout as a tar stream. $1: the box, $2: parent (".." for all of it), $3: name.
 DOWNLOAD = (
     _INSIDE
@@ -124,6 +209,28 @@ inside "$1" "$2"
 cd -P -- "$P" || exit 23
 [ -e "$3" ] || [ -L "$3" ] || exit 24
 exec tar -cf - -- "./$3"
+"""
+)
+
+#: The same stream from an offset on, after a line with the digest of what comes before. $4: the offset.
+DOWNLOAD_REST = (
+    _INSIDE
+    + r"""
+inside "$1" "$2"
+cd -P -- "$P" || exit 23
+[ -e "$3" ] || [ -L "$3" ] || exit 24
+tar -cf - -- "./$3" 2>/dev/null | head -c "$4" | sha256sum | cut -d" " -f1
+tar -cf - -- "./$3" | tail -c +$(($4 + 1))
+"""
+)
+
+#: The digest of the whole stream. Arguments as of `DOWNLOAD`.
+DOWNLOAD_DIGEST = (
+    _INSIDE
+    + r"""
+inside "$1" "$2"
+cd -P -- "$P" || exit 23
+tar -cf - -- "./$3" 2>/dev/null | sha256sum | cut -d" " -f1
 """
 )
 
@@ -181,6 +288,21 @@ end "$3" || exit 25
 """
 )
 
+#: Looks at a box. $1: what the environment of its processes holds, $2: where boxes are made ("-" in a
+#: container), $3: its name there. Prints its processes.
+LOOK = (
+    _PARENT
+    + _END
+    + r"""
+needle=$1 spare=
+if [ "$2" != - ]; then
+  parent "$2"
+  [ -d "$p/$3/box" ] || exit 24
+fi
+for p in $(members); do said "$p"; done
+"""
+)
+
 #: Ends a box. $1: what the environment of its processes holds, $2: where boxes are made, $3: its
 #: name there, $4: ``keep`` leaves the files of the box.
 STOP = (
@@ -208,7 +330,8 @@ def script_command(script: str, args: Sequence[str], container: str | None = Non
     words = " ".join(shlex.quote(word) for word in args)
     if container is not None:
         return f"exec docker exec -i -e LC_ALL=C {container} sh -c {shlex.quote(script)} ageval {words}"
-    return f'exec env -i PATH="$PATH" HOME="$HOME" LC_ALL=C sh -c {shlex.quote(script)} ageval {words}'
+    keep = 'PATH="$PATH" HOME="$HOME" XDG_CACHE_HOME="$XDG_CACHE_HOME"'
+    return f"exec env -i {keep} LC_ALL=C sh -c {shlex.quote(script)} ageval {words}"
 
 
 def run_command(cookie: str, container: str | None = None) -> str:

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
@@ -63,11 +63,15 @@ def pack(source: Path, name: str, out: Writable) -> list[str]:
     return notes
 
 
-def unpack(stream: Readable, name: str, dest: Path, budget: Budget) -> bool:
+def unpack(
+    stream: Readable, name: str, dest: Path, budget: Budget, finish: Callable[[], None] | None = None
+) -> bool:
     """Read a tar stream and put its outermost entry `name` at `dest`, replacing it.
 
-    Whether there was such an entry. Raises BoxError with the budget's title when it brings too
-    much, and tarfile.TarError for what is not a whole tar stream. Special files are left out and noted.
+    Whether there was such an entry. `finish` is called when all has been read, before anything is
+    replaced: what it raises leaves `dest` as it was. Raises BoxError with the budget's title when it
+    brings too much, and tarfile.TarError for what is not a whole tar stream. Special files are left out
+    and noted.
     """
     source: Any = stream  # as above
     dest.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +81,8 @@ def unpack(stream: Readable, name: str, dest: Path, budget: Budget) -> bool:
             fileobj=source, mode="r|", bufsize=_PIECE, encoding="utf-8", errors="surrogateescape"
         ) as tar:
             modes = _take(tar, name, new, budget)
+        if finish is not None:
+            finish()
         if not os.path.lexists(new):
             return False
         remove_tree(dest)

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ageval_boxes import _bubblewrap, _leftovers
+from ageval_boxes import _adoption, _bubblewrap, _leftovers
 from ageval_boxes._commands import Commands, IsolatedCommands, Run
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, put, remove_tree
 from ageval_boxes._leftovers import default_work_parent
@@ -47,6 +47,7 @@ from pytest_ageval.box import (
     BoxSpec,
     ExecResult,
     Leftover,
+    ProbeStatus,
     StdioTransport,
     check_path,
     work_parent,
@@ -97,12 +98,17 @@ class LocalBox(Box):
         self._state: Literal["new", "started", "stopped"] = "new"
         self._owned = False
         self._id = secrets.token_hex(8)
-        self._files = spec.work_dir / "box"
-        self._staging = spec.work_dir / "staging"
+        self._adopted = False
+        self._set_work(spec.work_dir)
         self._exposed = [Path(text) for text in self.options.expose]
         self._open: Commands | None = None
         self._transports: list[PipeTransport] = []
         self._pumps: set[Pump] = set()
+
+    def _set_work(self, work: Path) -> None:
+        self._work = work
+        self._files = work / "box"
+        self._staging = work / "staging"
 
     @classmethod
     def describe(cls, options: Mapping[str, Any]) -> str:
@@ -131,17 +137,23 @@ class LocalBox(Box):
 
     async def start(self) -> None:
         """Make the directories of the box. Nothing runs yet."""
+        await self._begin()
+        try:
+            self._make_directories()
+        except OSError as error:
+            raise BoxError("environment_start_failed", str(error)) from error
+        self._open_up()
+
+    async def _begin(self) -> None:
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
         await self.preflight()
         self._state = "started"
         if asked := sorted({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)):
             self.warnings.append(f"local boxes do not enforce {', '.join(asked)}")
-        try:
-            self._make_directories()
-        except OSError as error:
-            raise BoxError("environment_start_failed", str(error)) from error
-        tmp = self.spec.work_dir / "tmp"
+
+    def _open_up(self) -> None:
+        tmp = self._work / "tmp"
         if not self.isolated:
             self._open = Commands(self._id, self._files, tmp)
             return
@@ -151,11 +163,11 @@ class LocalBox(Box):
         self._open = IsolatedCommands(self._id, self._files, tmp, view)
 
     def _make_directories(self) -> None:
-        work = self.spec.work_dir
+        work = self._work
         if work_parent() in work.parents:
             default_work_parent()
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note = _leftovers.marker(self._id, self.spec.labels)
+        note = _leftovers.marker(self._id, self.spec.labels, self.kind)
         # Exclusive: two boxes never share a directory, and none inherits another one's files.
         with (work / _leftovers.MARKER).open("x", encoding="utf-8") as file:
             self._owned = True
@@ -200,8 +212,35 @@ class LocalBox(Box):
 
     def handle(self) -> dict[str, Any]:
         """Kind, id, work directory, labels, and the owner's pid and boot id."""
-        note = _leftovers.marker(self._id, self.spec.labels)
-        return {**note, "work_dir": str(self.spec.work_dir), "isolated": self.isolated}
+        note = _leftovers.marker(self._id, self.spec.labels, self.kind)
+        return {**note, "work_dir": str(self._work), "isolated": self.isolated}
+
+    async def probe(self, handle: Mapping[str, Any]) -> ProbeStatus:
+        """See `Box.probe`. Any process that is still in the box makes it busy."""
+        return await asyncio.to_thread(_adoption.probe, handle, self.kind)
+
+    async def attach(self, handle: Mapping[str, Any]) -> None:
+        """Take over; see `Box.attach`. The work directory is that of the handle."""
+        if self._state != "new":
+            raise BoxError("environment_already_started", f"this box is {self._state}")
+        _adoption.refuse_other(handle, self.kind, "id", "work_dir")
+        if bool(handle.get("isolated")) != self.isolated:
+            raise BoxError(
+                "environment_attach_invalid",
+                f"the box was opened with isolation: {'bwrap' if handle.get('isolated') else 'none'}; "
+                "its paths would be others now",
+            )
+        note = _leftovers.marker(str(handle["id"]), self.spec.labels, self.kind)
+        work = await asyncio.to_thread(_adoption.take_over, handle, note)
+        # From here on `stop` removes it.
+        self._id, self._owned, self._adopted = str(handle["id"]), True, True
+        self._set_work(work)
+        await self._begin()
+        self._open_up()
+
+    async def discard(self, handle: Mapping[str, Any]) -> None:
+        """End and remove; see `Box.discard`."""
+        await asyncio.to_thread(_adoption.discard, handle, self.kind)
 
     def _environment(self, commands: Commands, extra: Mapping[str, str] | None) -> dict[str, str]:
         env = {
@@ -389,12 +428,14 @@ class LocalBox(Box):
             if waiting:
                 await asyncio.wait(waiting, timeout=1.0)
             await self._let_go(kept=False)
-        work = self.spec.work_dir
+        work = self._work
         if not self._owned:
             return
         if delete:
+            # The directories above a box that was taken over belong to a run that is gone.
+            remove = _leftovers.remove_directory if self._adopted else remove_tree
             try:
-                await asyncio.to_thread(remove_tree, work)
+                await asyncio.to_thread(remove, work)
             except OSError as error:
                 raise BoxError("environment_stop_failed", f"{work}: {error}") from error
         else:
@@ -415,12 +456,12 @@ class LocalBox(Box):
     @classmethod
     def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
         """Boxes below `work_parent` with these labels; those of this process count as left over."""
-        return _leftovers.find("local", labels)
+        return _leftovers.find(cls.kind, labels)
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
         """Remove boxes below `default_work_parent` with these labels whose owner is gone (or is us)."""
-        return _leftovers.reap(labels)
+        return _leftovers.reap(labels, cls.kind)
 
 
 def _attached(commands: Commands) -> list[Proc]:

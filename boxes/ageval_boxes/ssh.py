@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from ageval_boxes import _ssh_adoption
 from ageval_boxes import _ssh_leftovers as leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, remove_tree
+from ageval_boxes._leftovers import MARKER
 from ageval_boxes._processes import COOKIE
 from ageval_boxes._ssh_connection import Address, Host, host, in_thread, lost, start_thread
-from ageval_boxes._ssh_place import LIMITS, Place, open_container, open_directory
+from ageval_boxes._ssh_copies import get, put
+from ageval_boxes._ssh_place import LIMITS, Place, find_container, open_container, open_directory
 from ageval_boxes._ssh_process import Process, SshTransport
 from ageval_boxes._ssh_scripts import END, orders, run_command
 from ageval_boxes._stdio import Backlog
@@ -44,6 +48,8 @@ from pytest_ageval.box import (
     Box,
     BoxSpec,
     ExecResult,
+    Leftover,
+    ProbeStatus,
     StdioTransport,
     check_path,
 )
@@ -58,7 +64,6 @@ GRACE = 0.5
 BEGIN_SECONDS = 60.0
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_T = TypeVar("_T")
 
 
 class SshOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -69,7 +74,8 @@ class SshOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     usual files in ``~/.ssh`` are tried. The host must prove to be itself: by `known_hosts`, or by
     `host_key` (``SHA256:...`` or a line such as ``ssh-ed25519 AAAA...``). `root` is the directory on
     the host in which boxes are made (default ``/tmp/pytest-ageval-<uid>``). `connect_timeout` is in
-    seconds. `image`: the box is a container of that image, made with the host's ``docker``.
+    seconds. `image`: the box is a container of that image, made with the host's ``docker``. `cache`:
+    agents' installs are kept on the host, in the cache directory of the user who logs in.
     """
 
     host: str
@@ -82,6 +88,7 @@ class SshOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     root: str | None = None
     connect_timeout: float = 10.0
     image: str | None = None
+    cache: bool = True
 
 
 class SshBox(Box):
@@ -93,6 +100,7 @@ class SshBox(Box):
     kind = "ssh"
     capabilities: ClassVar[frozenset[str]] = frozenset({"exec", "upload", "download", "attach_stdio"})
     Options = SshOptions
+    keeps_notes = True
 
     #: The most that one download may bring, in bytes and in files.
     download_bytes: int = DOWNLOAD_BYTES
@@ -122,7 +130,10 @@ class SshBox(Box):
     @property
     def address(self) -> Address:
         """Where the host is. Raises BoxError when the variable of `key_env` is not set."""
-        given: SshOptions = self.options
+        return self._address(self.options)
+
+    @staticmethod
+    def _address(given: SshOptions) -> Address:
         key = given.key_file
         if given.key_env is not None:
             key = os.environ.get(given.key_env)
@@ -148,25 +159,34 @@ class SshBox(Box):
         """Make the directories of the box on the host, and remove what earlier boxes left there."""
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
+        # A host that was never reached holds nothing of us, and needs no note.
+        await self.preflight()
         address = self.address
         at = host(address)
-        self._state = "started"
-        kept = set(LIMITS) if self.options.image else set()
-        if asked := sorted(({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)) - kept):
-            self.warnings.append(f"ssh boxes do not enforce {', '.join(asked)}")
-        self.spec.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._owned = True
+        self._begin()
         note = self._note = leftovers.Note.new(self._id, self.spec.labels, address)
+        work = self.spec.work_dir
+        note.mark(work)
         # Before the directory exists: what has no note would never be found again.
-        note.write(parent=self.options.root or "", container=self.options.image is not None)
+        container = self.options.image is not None
+        note.write(parent=self.options.root or "", container=container, work_dir=str(work))
         self._place = await in_thread(lambda: self._make(at, note))
         note.write(root=self._place.root)
         self.warnings += await in_thread(lambda: leftovers.sweep(address))
 
+    def _begin(self) -> None:
+        self._state = "started"
+        self._owned = True
+        kept = set(LIMITS) if self.options.image else set()
+        if asked := sorted(({"cpus", "memory_mb", "gpus", "storage_mb"} & set(self.spec.resources)) - kept):
+            self.warnings.append(f"ssh boxes do not enforce {', '.join(asked)}")
+
     def _make(self, at: Host, note: leftovers.Note) -> Place:
+        cache: bool = self.options.cache
         if self.options.image is None:
-            return open_directory(at, note)
-        return open_container(at, note, self.options.image, self.spec.labels, self.spec.resources)
+            return open_directory(at, note, cache=cache)
+        resources = self.spec.resources
+        return open_container(at, note, self.options.image, self.spec.labels, resources, cache=cache)
 
     @property
     def _open(self) -> Place:
@@ -185,6 +205,39 @@ class SshBox(Box):
     def handle(self) -> dict[str, Any]:
         """Kind, id, address, root and labels, and the owner's pid and boot id."""
         return {} if self._note is None else dict(self._note.data)
+
+    def cache_path(self) -> str | None:
+        """A directory of the user who logs in, or of all containers of the image; None before the start."""
+        return None if self._place is None else self._place.cache
+
+    # -- a box of another process ----------------------------------------------------------------
+
+    async def probe(self, handle: Mapping[str, Any]) -> ProbeStatus:
+        """See `Box.probe`. BoxError when the host is out of reach, or not the one that the options name."""
+        return await _ssh_adoption.probe(handle, self.address)
+
+    async def attach(self, handle: Mapping[str, Any]) -> None:
+        """Take over; see `Box.attach`. A container that was stopped is started again."""
+        if self._state != "new":
+            raise BoxError("environment_already_started", f"this box is {self._state}")
+        container = self.options.image is not None
+        address, work = self.address, self.spec.work_dir
+        note = await _ssh_adoption.take_over(handle, address, self.spec.labels, work, container=container)
+        # From here on `stop` removes it.
+        self._id, self._note = note.box_id, note
+        self._begin()
+        note.mark(work)
+        at = host(address)
+        cache: bool = self.options.cache
+        self._place = await in_thread(
+            lambda: (
+                find_container(at, note) if container else open_directory(at, note, cache=cache, again=True)
+            )
+        )
+
+    async def discard(self, handle: Mapping[str, Any]) -> None:
+        """End and remove; see `Box.discard`. With the host out of reach it goes at the next contact."""
+        await _ssh_adoption.discard(handle, self.address)
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -347,7 +400,7 @@ class SshBox(Box):
         place, path = self._copying(dest, service)
         if len(path.parts) == 2:
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
-        notes = await in_thread(lambda: place.put(source, path))
+        notes = await in_thread(lambda: put(place, source, path))
         self.warnings += [f"upload of {note}" for note in notes]
 
     async def download(self, source: str, dest: Path, *, service: str | None = None) -> None:
@@ -358,7 +411,7 @@ class SshBox(Box):
         """
         place, path = self._copying(source, service)
         budget = Budget("environment_download_too_large", self.download_bytes, self.download_files)
-        notes = await in_thread(lambda: place.get(path, dest, budget))
+        notes = await in_thread(lambda: get(place, path, dest, budget))
         self.warnings += [f"download of {note}" for note in notes]
 
     def _copying(self, path: str, service: str | None) -> tuple[Place, PurePosixPath]:
@@ -395,41 +448,40 @@ class SshBox(Box):
         self._state = "stopped"
         try:
             if self._note is not None:
-                await self._remove(self._note, delete)
+                await _ssh_adoption.end(self._note, keep=not delete)
+                self._note = None
         finally:
             self._let_go()
             if self._owned and delete:
                 self._owned = False
                 await asyncio.to_thread(remove_tree, self.spec.work_dir)
+            elif self._owned:
+                # What was kept on purpose is not a leftover.
+                (self.spec.work_dir / MARKER).unlink(missing_ok=True)
 
-    async def _remove(self, note: leftovers.Note, delete: bool) -> None:
-        at = host(note.address)
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """No host, no paramiko, no key where one is named. The host itself is not asked."""
+        if not options.get("host"):
+            return "the kind ssh needs to know a host\n--box-option host=NAME"
+        if importlib.util.find_spec("paramiko") is None:
+            return "paramiko is not installed\npip install 'pytest-ageval[ssh]'"
         try:
-            await _twice(lambda: in_thread(lambda: leftovers.remove(at, note, keep=not delete, timeout=6.0)))
-        except BoxError as error:
-            note.write(orphan=True)
-            raise BoxError(
-                "environment_stop_failed",
-                f"{note.data.get('root', 'a box')} on {note.address} is still there ({error.message}); it is "
-                "removed when the host is used next, or by: pytest-ageval clean",
-            ) from error
-        note.forget()
-        self._note = None
+            cls._address(msgspec.convert(dict(options), SshOptions))
+        except (BoxError, msgspec.ValidationError) as error:
+            said = error.message if isinstance(error, BoxError) else str(error)
+            return f"{said}\nmend the options of the box"
+        return None
+
+    @classmethod
+    def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
+        """Boxes noted on this machine with these labels. No host is asked whether they are still there."""
+        return leftovers.find(labels)
 
     @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
         """Remove boxes noted on this machine with these labels whose owner is gone (or is us)."""
         return leftovers.reap(labels)
-
-
-async def _twice(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Try again with a new connection when the old one turns out to be lost."""
-    try:
-        return await work()
-    except BoxError as error:
-        if error.title != "environment_connection_lost":
-            raise
-        return await work()
 
 
 def _twentieths(seconds: float) -> str:

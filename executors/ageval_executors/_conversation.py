@@ -6,11 +6,14 @@ keeps the provider's own form beside it, so that it goes back to the provider un
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ageval_executors._text import parse_arguments
+from pytest_ageval.errors import ExecutorError
 
 Message = Mapping[str, Any]
 
@@ -105,6 +108,33 @@ def _unanswered(history: Sequence[Entry]) -> list[Message]:
         return []
     calls = history[-1].message.get("tool_calls") or ()
     return [{"role": "tool", "tool_call_id": call["id"], "content": UNANSWERED} for call in calls]
+
+
+def history_token(history: Sequence[Entry]) -> dict[str, Any]:
+    """The history as plain data, and a digest by which it is known whether it is still the true one."""
+    rows: list[dict[str, Any]] = []
+    for entry in history:
+        native = {} if entry.native is None else {"native": entry.native}
+        rows.append({"message": dict(entry.message), **native})
+    return {"history": rows, "sha256": _digest(rows)}
+
+
+def read_history(token: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """The history of a `history_token`. Raises ExecutorError ``resume_token_invalid``."""
+    rows = token.get("history")
+    if not isinstance(rows, list) or not rows:
+        raise ExecutorError("resume_token_invalid", "the token holds no history")
+    if token.get("sha256") != _digest(rows):
+        raise ExecutorError(
+            "resume_token_invalid",
+            "the history is not the one that was sent: it was changed since, as by the masking of a secret",
+        )
+    return tuple(Entry(row["message"], row.get("native")) for row in rows)
+
+
+def _digest(rows: Sequence[Any]) -> str:
+    # In sorted order: the evidence writes the keys in an order of its own.
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def message_text(message: Message) -> str:

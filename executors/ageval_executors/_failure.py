@@ -53,6 +53,7 @@ class CallFailedError(Exception):
     retry_after: float | None = None
     gap: UsageGap = "not_reported"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    infrastructure: bool = True
 
     def __str__(self) -> str:
         return f"{self.error}: {self.message}" if self.message else self.error

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ageval_executors._conversation import Entry, MessagesError, next_turn
+from ageval_executors._conversation import Entry, MessagesError, history_token, next_turn, read_history
 from ageval_executors._failure import CallFailedError
 from ageval_executors._http import ModelClient, is_loopback
-from ageval_executors._text import bounded, encode_json
+from ageval_executors._text import bounded, encode_json, masked
+from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import AgentResult, Executor, Usage
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ModelExecutor(Executor):
     """
 
     concurrent_sessions = True
+    resumable = True
     supported_model_fields = frozenset({"reasoning_effort", "timeout", "watchdog", "extra"})
     #: Used when the profile names no URL or no model.
     default_base_url: ClassVar[str]
@@ -44,11 +46,15 @@ class ModelExecutor(Executor):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.base_url = session.base_url or self.default_base_url
-        self.client = ModelClient(self.endpoint())
+        try:
+            self.client = ModelClient(self.endpoint())
+        except ValueError as error:
+            raise ExecutorError("base_url_invalid", f"{self.base_url!r}: {error}") from error
         self._history: tuple[Entry, ...] = ()
         self._step = 0
         self._call: asyncio.Task[None] | None = None
         self._cancelled = False
+        self._closed = False
 
     # -- what an API is ---------------------------------------------------------------------------
 
@@ -70,6 +76,18 @@ class ModelExecutor(Executor):
 
     # -- the protocol -----------------------------------------------------------------------------
 
+    def resume_token(self) -> dict[str, Any] | None:
+        """The history itself, as it went over the wire; None if the key stands in it."""
+        if not self._history:
+            return None
+        token = history_token(self._history)
+        key = self.session.api_key
+        return None if key and key in encode_json(token).decode() else token
+
+    async def resume(self, token: Mapping[str, Any]) -> None:
+        """Take over the history. See `Executor.resume`."""
+        self._history = read_history(token)
+
     async def invoke(
         self,
         prompt: str,
@@ -78,7 +96,7 @@ class ModelExecutor(Executor):
         messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> AgentResult:
         """One call of the model. See `Executor.invoke` and `next_turn`."""
-        problem = self._credential_problem()
+        problem = self._state_problem() or self._credential_problem()
         if problem is not None:
             return problem
         try:
@@ -109,6 +127,7 @@ class ModelExecutor(Executor):
 
     async def close(self) -> None:
         """Drop the running call and close the connection. Idempotent."""
+        self._closed = True
         await self.cancel()
         await self.client.close()
 
@@ -123,7 +142,17 @@ class ModelExecutor(Executor):
             self._call.cancel()
 
     async def _post(self, body: Mapping[str, Any], answer: Answer) -> None:
-        limit = self.session.model.timeout or DEFAULT_TIMEOUT
+        limit, left = self.session.model.timeout or DEFAULT_TIMEOUT, self.session.remaining()
+        if left is not None and left < limit:
+            await self._send(body, answer, max(0.0, left), _phase_over())
+        else:
+            message = f"no whole answer within {limit:g} seconds"
+            over = CallFailedError("model_timeout", True, message, status="timeout", gap="lost_on_timeout")
+            await self._send(body, answer, limit, over)
+
+    async def _send(
+        self, body: Mapping[str, Any], answer: Answer, limit: float, over: CallFailedError
+    ) -> None:
         # Without a stream nothing arrives until the whole answer does: silence then means nothing.
         silence = self.session.model.watchdog if body.get("stream") else None
         try:
@@ -131,13 +160,15 @@ class ModelExecutor(Executor):
                 headers = self.headers(self.session.api_key)
                 await self.client.post(encode_json(body), headers, answer, silence=silence)
         except TimeoutError as error:
-            raise CallFailedError(
-                "model_timeout",
-                True,
-                f"no whole answer within {limit:g} seconds",
-                status="timeout",
-                gap="lost_on_timeout",
-            ) from error
+            raise over from error
+
+    def _state_problem(self) -> AgentResult | None:
+        if self._closed:
+            return self._refused("session_closed", "the session is closed")
+        left = self.session.remaining()
+        if left is not None and left <= 0:
+            return replace(self._refused("wall_time_exceeded", ""), status="timeout", infrastructure=False)
+        return None
 
     def _credential_problem(self) -> AgentResult | None:
         key, name = self.session.api_key, self.session.api_key_name or self.default_api_key_name
@@ -208,8 +239,8 @@ class ModelExecutor(Executor):
 
     def _failed(self, failure: CallFailedError, answer: Answer) -> AgentResult:
         partial = answer.joined("assistant")
-        message = self._scrub(failure.message)
-        error = self._scrub(failure.error)
+        message = self._scrubbed(failure.message)
+        error = self._scrubbed(failure.error)
         self.session.activity.model_turn_aborted(
             self._step, reason=f"{error}: {message}" if message else error, partial_text=partial
         )
@@ -220,7 +251,7 @@ class ModelExecutor(Executor):
             usage=_usage_of_a_part(answer.usage(), Usage(unavailable=failure.gap)),
             status=failure.status,
             model=answer.model or self.model_id,
-            infrastructure=True,
+            infrastructure=failure.infrastructure,
             transient=failure.transient,
             retry_after=failure.retry_after,
             metadata=self._scrubbed({**failure.metadata, "message": message}),
@@ -250,22 +281,20 @@ class ModelExecutor(Executor):
         """The model that is asked for."""
         return self.session.model.id or self.default_model
 
-    def _scrub(self, text: str) -> str:
-        """`text` without the key: some servers repeat it in their message."""
-        key = self.session.api_key
-        if not key:
-            return text
-        name = self.session.api_key_name or "api_key"
-        return text.replace(key, f"[REDACTED:{name}]")
-
     def _scrubbed(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._scrub(value)
-        if isinstance(value, Mapping):
-            return {self._scrub(str(key)): self._scrubbed(row) for key, row in value.items()}
-        if isinstance(value, list):
-            return [self._scrubbed(row) for row in value]
-        return value
+        return masked(value, self.session.api_key, self.session.api_key_name)
+
+
+def _phase_over() -> CallFailedError:
+    """The phase's time is up. That is no fault of the provider's, and nothing to be repeated."""
+    return CallFailedError(
+        "wall_time_exceeded",
+        False,
+        "the time of the phase is up",
+        status="timeout",
+        gap="lost_on_timeout",
+        infrastructure=False,
+    )
 
 
 def _usage_of_a_part(found: Usage, none: Usage) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -27,6 +28,19 @@ def mend_json(value: Any) -> Any:
         return [mend_json(inner) for inner in value]
     if isinstance(value, dict):
         return {mend(str(key)): mend_json(inner) for key, inner in value.items()}
+    return value
+
+
+def masked(value: Any, secret: str | None, name: str | None) -> Any:
+    """A JSON value in which `secret` is replaced by its name: servers and agents repeat keys in messages."""
+    if not secret:
+        return value
+    if isinstance(value, str):
+        return value.replace(secret, f"[REDACTED:{name or 'api_key'}]")
+    if isinstance(value, Mapping):
+        return {masked(str(key), secret, name): masked(row, secret, name) for key, row in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(row, secret, name) for row in value]
     return value
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.accounting import Meter, Prices
 from pytest_ageval.attempt.clock import PhaseClock
 from pytest_ageval.attempt.identity import Identity
 from pytest_ageval.attempt.outcome import Outcome
@@ -20,11 +21,12 @@ from pytest_ageval.evidence import EvidenceStore, Redactor, now
 from pytest_ageval.faces import BoxFace
 
 if TYPE_CHECKING:
+    from pytest_ageval.accounting import Ledger
     from pytest_ageval.attempt.harbor.state import StepRecord
     from pytest_ageval.attempt.mirror import Mirror
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
-    from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+    from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session, Usage
     from pytest_ageval.extensions.chain import PluginChain
     from pytest_ageval.registry import Registry
     from pytest_ageval.sessions.service import AgentService
@@ -38,7 +40,8 @@ class AttemptOptions:
     answers agents that ask. `stall_seconds` is how long a provider that is down is waited for, in
     one invoke. `secret` looks up a credential by the name of its environment variable.
     `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
-    directories and files that a contained script does not see.
+    directories and files that a contained script does not see. `ledger` is what the whole run has spent,
+    if it has a budget, and `prices` what models cost.
     """
 
     keep_workspace: bool = False
@@ -48,6 +51,8 @@ class AttemptOptions:
     secret: Callable[[str], str | None] = field(default=lambda name: None)
     trust_tasks: bool = False
     hidden: tuple[Path, ...] = ()
+    ledger: Ledger | None = None
+    prices: Prices = field(default_factory=Prices)
 
 
 class Attempt:
@@ -76,6 +81,7 @@ class Attempt:
         self.identity = identity
         self.options = options or AttemptOptions()
         self.executor_factory = executor_factory
+        self.meter = Meter(locked.budget, self.options.ledger, self.options.prices)
         self.redactor = Redactor()
         self.secrets = self._resolve_secrets()
         self._mask_agents_variables()
@@ -84,6 +90,7 @@ class Attempt:
             self.redactor,
             keep_raw=self.options.keep_raw,
             run_id=identity.run_id,
+            price=self._price,
         )
         self.started_at = now()
         try:
@@ -119,6 +126,8 @@ class Attempt:
         self.judge_failure: AgentResult | None = None
         #: Of a Harbor task: what came of each step so far.
         self.steps: list[StepRecord] = []
+        #: A command of the evaluator that could not be run for want of a box.
+        self.scoring_failure: BoxError | None = None
 
     # -- for hooks -------------------------------------------------------------------------------
 
@@ -302,6 +311,11 @@ class Attempt:
         if value:
             self.redactor.add(name, value)
         return value
+
+    def _price(self, usage: Usage, role: str, model: str | None) -> dict[str, Any]:
+        """A role's usage with its cost."""
+        binding = self.locked.bindings.get(role)
+        return self.meter.row(usage, model, binding.base_url if binding is not None else None)
 
     def _mask_agents_variables(self) -> None:
         """What a profile gives an agent in ``options.env`` may be a secret, whether it says so or not."""

@@ -6,13 +6,17 @@ which `slots.call` awaits directly when no other plugin takes part.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from pytest_ageval import portal
+from pytest_ageval.box import ImageLayer
 from pytest_ageval.errors import BoxError
+from pytest_ageval.sessions.build import executor_options
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -31,6 +35,8 @@ async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
             return found
     if slot == "environment_setup":
         return await run_setup_script(attempt)
+    if slot == "image_layers":
+        return await image_layers(attempt)
     if slot == "environment":
         return make_box(attempt, value)
     if slot == "executor":
@@ -42,6 +48,22 @@ async def innermost(attempt: Attempt, slot: str, value: Any) -> Any:
     if slot == "permission":
         return None
     return value
+
+
+#: How a plugin's Dockerfile says that it is stacked on whatever image a box has.
+_FROM_BASE = re.compile(r"(?m)^\s*(ARG\s+BASE_IMAGE\b.*|FROM\s+\$\{?BASE_IMAGE\}?\s*)$")
+
+
+async def image_layers(attempt: Attempt) -> list[ImageLayer]:
+    """What the roles' executors need in the image, then what their plugins add."""
+    found: list[ImageLayer] = []
+    for binding in attempt.locked.bindings.values():
+        executor = attempt.registry.executor(binding.executor)
+        found += await executor.image_layers(executor_options(attempt, binding))
+    for name, root, file in attempt.plugins.layers if attempt.plugins is not None else ():
+        text = await asyncio.to_thread(file.read_text, "utf-8")
+        found.append(ImageLayer(name, _FROM_BASE.sub("", text), context=root))
+    return found
 
 
 def make_box(attempt: Attempt, spec: BoxSpec) -> Box:
@@ -114,6 +136,7 @@ def _pass_on(slot: str) -> Any:
     return _outermost_last(implementation)
 
 
+pytest_ageval_image_layers = _bridge("image_layers")
 pytest_ageval_environment = _bridge("environment")
 pytest_ageval_environment_setup = _bridge("environment_setup")
 pytest_ageval_executor = _bridge("executor")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.accounting import library
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.guard import remember_directories
-from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, work_parent
-from pytest_ageval.errors import BoxError
+from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, ImageLayer, work_parent
+from pytest_ageval.errors import AgevalError, BoxError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,14 +30,25 @@ async def environment(attempt: Attempt, box: Box | None) -> None:
         "environment_timeout",
         f"the environment was not ready after {budget or 0:g} s (limits.environment_seconds)",
     )
-    await within(attempt, bring_up(attempt, box), too_long)
+    try:
+        await within(attempt, bring_up(attempt, box), too_long)
+    except BoxError as error:
+        if error is too_long and (told := told_by(attempt)):
+            raise BoxError(error.title, f"{error.message}; {'; '.join(told)}") from error
+        raise
+
+
+def told_by(attempt: Attempt) -> list[str]:
+    """The warnings of the box, if there is one."""
+    return [str(words) for words in getattr(attempt.raw_box, "warnings", ())] if attempt.raw_box.kind else []
 
 
 async def bring_up(attempt: Attempt, box: Box | None) -> None:
     """Start the box and give the task's files, the agents and the hooks their turn."""
     await slots.call(attempt, "before_environment")
     if box is None:
-        box = await slots.call(attempt, "environment", box_spec(attempt))
+        spec = await with_layers(attempt, box_spec(attempt))
+        box = await slots.call(attempt, "environment", spec)
     if box is None:
         raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
     attempt.raw_box = box
@@ -44,10 +58,37 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
         attempt.fact("environment_warning", {"message": str(warning)})
     await seed(attempt, box)
     await prepare_agents(attempt)
+    await load_prices(attempt)
     await slots.call(attempt, "after_environment_ready")
     await slots.call(attempt, "environment_setup")
     await slots.call(attempt, "after_environment")
     remember_directories(attempt)
+
+
+async def with_layers(attempt: Attempt, spec: BoxSpec) -> BoxSpec:
+    """`spec` with what the executors and plugins put into the image, where the kind makes one."""
+    if not attempt.registry.box(spec.kind).makes_images:
+        return spec
+    found = await slots.call(attempt, "image_layers")
+    layers: list[ImageLayer] = []
+    for layer in found if found is not None else ():
+        if not isinstance(layer, ImageLayer):
+            raise AgevalError(
+                "plugin_contract",
+                f"pytest_ageval_image_layers must return a list of ImageLayer; found {layer!r}",
+            )
+        if layer not in layers:  # two roles with one agent
+            layers.append(layer)
+    return replace(spec, layers=tuple(layers))
+
+
+async def load_prices(attempt: Attempt) -> None:
+    """Read the price table now: it takes half a second, and none of it is the agent's time."""
+    bindings = attempt.locked.bindings.values()
+    calls_model = [b for b in bindings if attempt.registry.executor(b.executor).supported_model_fields]
+    prices = attempt.meter.prices
+    if any(b.model.id is None or not prices.own(b.model.id) for b in calls_model):
+        await asyncio.to_thread(library.load)
 
 
 async def start(box: Box) -> None:

@@ -16,7 +16,7 @@ from pytest_ageval.attempt.scoring import isolated
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, added_metrics, bind
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE
-from pytest_ageval.errors import AgevalError, EvaluatorError, ExecutorError
+from pytest_ageval.errors import AgevalError, BoxError, EvaluatorError, ExecutorError, ScriptFault
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -46,6 +46,11 @@ async def find_verdict(attempt: Attempt) -> None:
         verdict = bind(raw)
     except AgevalError as error:
         name_causes(attempt, error)
+        lost = attempt.scoring_failure
+        if isinstance(error, ScriptFault) and lost is not None:
+            # The evaluator ended on it; it is not the evaluator that is wrong.
+            message = f"{lost.message}; {error.message}"
+            raise BoxError(lost.title, message, phase="evaluate", detail=error.detail) from error
         raise
     attempt.bind(verdict)
     attempt.evidence.write_private("verdict.json", verdict.raw)
@@ -66,11 +71,13 @@ async def bring_up(attempt: Attempt) -> dict[str, Any]:
 
 
 def refuse_unfounded_fail(attempt: Attempt, verdict: Verdict) -> None:
-    """A FAIL after an agent's machinery failed for good is an ERROR: work that could not be done is
-    not work done badly. A PASS stands: it has positive evidence.
+    """A FAIL after an agent's machinery, or the box of the judge, failed for good is an ERROR: work that
+    could not be done, or not be looked at, is not work done badly. A PASS stands: it has positive evidence.
     """
     if verdict.status == "PASS":
         return
+    if attempt.scoring_failure is not None:
+        raise attempt.scoring_failure
     failures = {
         "run": attempt.service.failure if attempt.service is not None else None,
         "evaluate": attempt.judge_failure,

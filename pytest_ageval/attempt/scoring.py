@@ -1,4 +1,4 @@
-"""``scoring.exec``: an evaluator runs a command in the box in which the work is judged.
+"""The box in which the work is judged: for commands (``scoring.exec``) and for the sessions of judges.
 
 That is the agent's own box, or, with ``evaluate_host.isolated``, a box of its own, made from another
 recipe when it is first used: with the workspace, the artifacts and gold, and nothing else that the
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.mirror import mirror_of
 from pytest_ageval.box import ARTIFACTS, EVALUATION, WORKSPACE, Box
-from pytest_ageval.errors import BoxError
+from pytest_ageval.errors import AgevalError, BoxError
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 MAIN = "main"
 #: Options that a scoring box takes over from the agent's box; ``evaluate_host`` may set others.
 INHERITED = ("platform", "user", "python_version")
+#: Refusals that say something about the command or the work, not about the box.
+OF_THE_COMMAND = frozenset(
+    {
+        "environment_capability_missing",
+        "environment_exec_invalid",
+        "environment_oom_killed",
+        "environment_path_invalid",
+    }
+)
 RECIPE = "environment/evaluate.Dockerfile"
 
 
@@ -50,7 +59,10 @@ async def scoring_exec(attempt: Attempt, payload: Mapping[str, Any]) -> dict[str
         if mirror is not None:
             await mirror.pull()
     except BoxError as error:
+        if error.title not in OF_THE_COMMAND:
+            attempt.scoring_failure = error
         return _refused(error.title, error.message)
+    attempt.scoring_failure = None
     attempt.fact("evaluate_exec", {"name": name, "exit_code": done.exit_code})
     return {
         "ok": True,
@@ -71,10 +83,40 @@ def isolated(attempt: Attempt) -> bool:
     return attempt.locked.evaluate_host.get("isolated") is True
 
 
+async def judge_box(attempt: Attempt, name: str | None, *, needs_box: bool) -> Box | None:
+    """The box for a judge's session; None: the judge needs none, or works in the agent's box.
+
+    `name` is what the evaluator asked for (``session(environment=)``). Raises AgevalError
+    ``unknown_evaluate_environment``, since a name that does not exist must not become a score.
+    """
+    known = sorted(attempt.locked.evaluation.environments)
+    if not isolated(attempt):
+        if name not in (None, MAIN):
+            raise unknown_environment(f"{name!r}; there are scoring boxes with evaluate_host.isolated only")
+        return None
+    if known and name not in (None, *known):
+        raise unknown_environment(f"{name!r}; known: {', '.join(known)}")
+    if not needs_box:
+        return None
+    if known and name is None:
+        raise unknown_environment(
+            "this judge works in a box and must be told in which: session(..., environment=NAME); "
+            f"known: {', '.join(known)}"
+        )
+    return await scoring_box(attempt, name or MAIN)
+
+
+def unknown_environment(words: str) -> AgevalError:
+    """A session asks for a box that is none of its phase."""
+    return AgevalError("unknown_evaluate_environment", words)
+
+
 async def scoring_box(attempt: Attempt, name: str) -> Box:
     """The box `name`, started; opened when it is first asked for, once."""
     if not isolated(attempt):
         return attempt.raw_box
+    if not attempt.locked.evaluation.environments:
+        name = MAIN  # there is one, whatever it is called
     opening = attempt.scoring_boxes.get(name)
     if opening is None:
         number = len(attempt.scoring_boxes)
@@ -101,7 +143,8 @@ def scoring_options(attempt: Attempt, name: str) -> dict[str, Any]:
 async def _open(attempt: Attempt, name: str, number: int) -> Box:
     origin = attempt.raw_box
     work = origin.spec.work_dir.with_name(f"{origin.spec.work_dir.name}-score{number}")
-    spec = replace(origin.spec, work_dir=work, options=scoring_options(attempt, name))
+    layers = origin.spec.layers if judges_in_boxes(attempt) else ()
+    spec = replace(origin.spec, work_dir=work, options=scoring_options(attempt, name), layers=layers)
     box = attempt.registry.box(spec.kind)(spec)
     try:
         await box.start()
@@ -111,6 +154,13 @@ async def _open(attempt: Attempt, name: str, number: int) -> Box:
         raise
     attempt.fact("scoring_environment_started", {"name": name, "kind": box.kind})
     return box
+
+
+def judges_in_boxes(attempt: Attempt) -> bool:
+    """A role that played no part in the run works in a box: its agent must be in the image."""
+    ran = {session.role for session in attempt.service.sessions.values()} if attempt.service else set()
+    rest = (row for role, row in attempt.locked.bindings.items() if role not in ran)
+    return any(attempt.registry.executor(row.executor).requires_box for row in rest)
 
 
 async def _fill(attempt: Attempt, box: Box, work: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval import portal
 from pytest_ageval.attempt.mirror import mirror_of
-from pytest_ageval.attempt.scoring import scoring_exec
+from pytest_ageval.attempt.scoring import judge_box, scoring_exec
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import EvaluatorError, ScriptFault
 from pytest_ageval.sessions.service import AgentService
@@ -45,7 +45,7 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     """Run evaluator.py to its end and return what it returned. Raises EvaluatorError or ScriptFault."""
     module, _, function = attempt.locked.evaluation.entrypoint.partition(":")
     script = Path(*module.split(".")).with_suffix(".py")
-    service = AgentService(attempt, "evaluate", scoring_exec)
+    service = AgentService(attempt, "evaluate", scoring_exec, judge_box)
     spec = _spec(attempt, "evaluate", script, function, await _contained(attempt), inputs)
     worker = await pool().start(spec, service.handle)
     try:
@@ -113,18 +113,25 @@ def _spec(
         stderr=attempt.evidence.log_path(kind, "stderr"),
         contained=contained,
         hidden=(attempt.evidence.root.parent, *attempt.options.hidden),
+        owner=_owner(attempt) if contained else None,
     )
 
 
 async def _contained(attempt: Attempt) -> bool:
     """Whether the script is contained; the evidence says when it is not."""
     reason = "trust_tasks" if attempt.options.trust_tasks else await asyncio.to_thread(view.unusable)
-    if reason is None and host_workspace(attempt).stat().st_uid != os.geteuid():
-        # A contained script has no power over files of others, root's neither: it could not write there.
+    if reason is None and os.geteuid() != 0 and _owner(attempt) is not None:
+        # A contained script has no power over files of others, and only root can give it some.
         reason = "the workspace belongs to the user of the box"
     if reason is not None:
         attempt.fact("task_script_not_contained", {"reason": reason})
     return reason is None
+
+
+def _owner(attempt: Attempt) -> tuple[int, int] | None:
+    """Whose the workspace is, if it is not ours: the user's of a container."""
+    info = host_workspace(attempt).stat()
+    return None if info.st_uid == os.geteuid() else (info.st_uid, info.st_gid)
 
 
 def deadline(attempt: Attempt) -> float | None:

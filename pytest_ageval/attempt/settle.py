@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.outcome import Outcome
-from pytest_ageval.evidence import sum_usage
+from pytest_ageval.evidence import by_role, sum_usage
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -67,9 +67,16 @@ def _known(attempt: Attempt) -> Outcome:
 
 
 def _usage(attempt: Attempt) -> Mapping[str, Any]:
-    """The agents' usage of the run phase; the judges' is not the agent's."""
-    invocations = attempt.evidence.invocations
-    return sum_usage([i.usage.as_dict() for i in invocations if i.info.surface == "run"])
+    """The agents' usage of the run phase, also of each role; the judges' is not the agent's and apart."""
+    rows = [
+        (each.info.surface, each.info.profile_id, each.usage_row) for each in attempt.evidence.invocations
+    ]
+    found = sum_usage(row for surface, _, row in rows if surface == "run")
+    if roles := by_role((role, row) for surface, role, row in rows if surface == "run"):
+        found["by_role"] = roles
+    if judges := by_role((role, row) for surface, role, row in rows if surface == "evaluate"):
+        found["judges"] = judges
+    return found
 
 
 def _agent_status(attempt: Attempt, last: AgentResult | None) -> str | None:

@@ -7,6 +7,7 @@ implements a slot its own default is awaited directly: no thread, no cost.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
@@ -28,6 +29,10 @@ FAIL_OPEN = frozenset(
         "cleanup_report",
     }
 )
+
+#: Every hook of one of these answers, and all answers are one list: the engine's own first, then those of
+#: the plugins as they were registered.
+GATHERED = frozenset({"image_layers"})
 
 #: What must come out of a slot, where run.py or the record would otherwise go on with nonsense.
 RESULTS = {
@@ -54,7 +59,8 @@ async def call(attempt: Attempt, slot: str, value: Any = None, *, role: str | No
     async def inner(value: Any) -> Any:
         if plain:
             return await defaults.innermost(attempt, slot, value)
-        return await portal.in_thread(hook, attempt=attempt, value=value)
+        found = await portal.in_thread(hook, attempt=attempt, value=value)
+        return gathered(slot, found) if slot in GATHERED else found
 
     try:
         calling = inner(value) if plugins is None else plugins.call(slot, value, role, inner)
@@ -73,3 +79,13 @@ async def call(attempt: Attempt, slot: str, value: Any = None, *, role: str | No
             "a wrapper returns what `yield` gave it",
         )
     return found
+
+
+def gathered(slot: str, answers: Sequence[Any]) -> list[Any]:
+    """The rows of all answers; pluggy calls whoever was registered last first."""
+    for answer in answers:
+        if not isinstance(answer, list | tuple):
+            raise AgevalError(
+                "plugin_contract", f"pytest_ageval_{slot} must return a list, not {type(answer).__name__}"
+            )
+    return [row for answer in reversed(answers) for row in answer]

@@ -16,11 +16,13 @@ TASK_FORMAT = "ageval.task/1"
 PROFILES_FORMAT = "ageval.profiles/1"
 AGENT_FORMAT = "ageval.agent/1"
 PLUGIN_FORMAT = "ageval.plugin/1"
+PRICES_FORMAT = "ageval.prices/1"
 
 Text = Annotated[str, Meta(min_length=1)]
 # Three decades: larger figures are typing errors, and overflow the clocks of the platform.
 Seconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Positive = Annotated[int, Meta(ge=1)]
+Dollars = Annotated[float, Meta(ge=0, le=1_000_000)]
 PositiveNumber = Annotated[float, Meta(gt=0, le=1_000_000_000)]
 
 
@@ -333,6 +335,25 @@ class PluginFile(Struct, forbid_unknown_fields=True):
     config: PluginConfig | None = None
 
 
+class PriceRow(Struct, forbid_unknown_fields=True):
+    """The price of the models whose id matches: US dollars for a million tokens."""
+
+    match: Text
+    input: Dollars
+    output: Dollars
+    cache_read: Dollars | None = None
+    cache_write: Dollars | None = None
+
+
+class PricesFile(Struct, forbid_unknown_fields=True):
+    """A price table (``--ageval-prices``)."""
+
+    format: Literal["ageval.prices/1"]
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    models: Annotated[list[PriceRow], Meta(min_length=1)]
+    source: Text | None = None
+
+
 #: The type of each format.
 FORMATS: dict[str, type[Struct]] = {
     DATASET_FORMAT: DatasetFile,
@@ -340,6 +361,7 @@ FORMATS: dict[str, type[Struct]] = {
     PROFILES_FORMAT: ProfilesFile,
     AGENT_FORMAT: AgentFile,
     PLUGIN_FORMAT: PluginFile,
+    PRICES_FORMAT: PricesFile,
 }
 
 

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_ageval.accounting.budget import finite
 from pytest_ageval.config.agents import agent_name
 from pytest_ageval.config.check import Source
 from pytest_ageval.config.env import check_base_url
@@ -68,6 +69,8 @@ class JobOptions:
     base_url: str | None = None
     reward_key: str | None = None
     pass_threshold: str | None = None
+    max_cost_per_attempt: float | None = None
+    max_tokens_per_attempt: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[Override, ...] = field(init=False, default=())
     parsed_box_options: tuple[BoxOption, ...] = field(init=False, default=())
@@ -80,6 +83,8 @@ class JobOptions:
         if self.base_url is not None:
             check_base_url(self.base_url, Source(None, "--base-url"), "")
         _ = self.least_reward
+        check_budget("--max-cost-per-attempt", self.max_cost_per_attempt)
+        check_budget("--max-tokens-per-attempt", self.max_tokens_per_attempt)
         options = tuple(map(parse_box_option, self.box_options))
         _refuse_twice("--box-option", [f"{o.kind or ''}:{o.name}" for o in options])
         overrides = tuple(map(parse_override, self.sets))
@@ -134,6 +139,14 @@ _VARIABLES = {
     "profiles": "AGEVAL_PROFILES",
     "effort": "AGEVAL_EFFORT",
     "base_url": "AGEVAL_BASE_URL",
+    "max_cost_per_attempt": "AGEVAL_MAX_COST_PER_ATTEMPT",
+    "max_tokens_per_attempt": "AGEVAL_MAX_TOKENS_PER_ATTEMPT",
+}
+
+_NUMBERS: dict[str, type[int] | type[float]] = {
+    "attempts": int,
+    "max_cost_per_attempt": float,
+    "max_tokens_per_attempt": int,
 }
 
 
@@ -141,9 +154,15 @@ def _from_environment(name: str, variable: str, text: str) -> Any:
     if name in ("profiles", "effort", "base_url"):
         return text
     try:
-        return int(text) if name == "attempts" else shlex.split(text)
+        return _NUMBERS[name](text) if name in _NUMBERS else shlex.split(text)
     except ValueError as error:
         raise ConfigError("invalid_option", f"{variable}: {error}; found {text!r}") from None
+
+
+def check_budget(flag: str, value: float | None) -> None:
+    """ConfigError ``invalid_option`` for a budget that is not a number above 0."""
+    if value is not None and not finite(value):
+        raise ConfigError("invalid_option", f"{flag} must be a number above 0, found {value:g}")
 
 
 def _refuse_twice(flag: str, values: Sequence[str]) -> None:

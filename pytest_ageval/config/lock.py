@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval._version import __version__
+from pytest_ageval.accounting.budget import Budget
 from pytest_ageval.config.bindings import Bound, bind_role, check_credential
 from pytest_ageval.config.check import Source, convert
 from pytest_ageval.config.env import host_of
@@ -69,10 +70,12 @@ def lock_task(
             check_credential(bound, dataset)
     parameters, parameter_rows = _parameters(task, job)
     limits, limit_rows = _limits(task, job)
+    budget, budget_rows = _budget(job)
     # What task.yaml means is in the locked configuration itself; its description and comments are not.
     files = tree_digest(task.root, without=task.path.name)
     eval_digest = digest_of({"task": files, "shared": dataset.shared_digest})
     rows = (*box_rows, *(r for b in bounds.values() for r in b.rows), *parameter_rows, *limit_rows)
+    rows = (*rows, *budget_rows)
     locked: dict[str, Any] = {
         "format": task.format,
         "pytest_ageval": __version__,
@@ -95,6 +98,8 @@ def lock_task(
     if task.harbor is not None:
         harbor = replace(task.harbor, reward_key=job.reward_key, pass_threshold=job.least_reward)
         locked["harbor"] = harbor.as_dict()
+    if budget:
+        locked["budget"] = budget.as_dict()
     if versions := {**_plugin_versions(box_class, bounds), **plugins}:
         locked["plugins"] = versions
     digest = digest_of(locked)
@@ -112,6 +117,7 @@ def lock_task(
         parameters=parameters,
         requires=task.requires,
         limits=limits,
+        budget=budget,
         artifacts=task.artifacts,
         evaluation=task.evaluation,
         roles=task.roles,
@@ -317,6 +323,17 @@ def _limits(task: TaskDocument, job: JobOptions) -> tuple[Limits, list[Resolutio
                 override.pointer, job.source("sets"), override.value, f"lowered from {before}"
             )
     return limits, list(rows.values())
+
+
+def _budget(job: JobOptions) -> tuple[Budget, list[Resolution]]:
+    """What one attempt may spend. It can change the outcome, so it is part of the digest."""
+    budget = Budget(job.max_cost_per_attempt, job.max_tokens_per_attempt)
+    fields = {"max_cost_usd": "max_cost_per_attempt", "max_tokens": "max_tokens_per_attempt"}
+    rows = [
+        Resolution(f"/budget/{name}", job.source(fields[name]), value)
+        for name, value in budget.as_dict().items()
+    ]
+    return budget, rows
 
 
 def _check_lower(name: str, before: int, override: Override) -> None:

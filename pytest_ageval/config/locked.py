@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.accounting.budget import Budget
 from pytest_ageval.executor import ModelSpec
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class LockedTask:
     digest: str
     resolution: tuple[Resolution, ...]
     document: Mapping[str, Any]
+    #: What the agents of the run phase may spend; reaching it is a limit.
+    budget: Budget = field(default_factory=Budget)
     #: Where `pytest_ageval.config.resolve_secret` looks after the environment.
     env_files: tuple[Path, ...] = ()
     #: What a task in Harbor's format asks for beyond that.

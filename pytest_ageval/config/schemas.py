@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 
 from pytest_ageval.config.formats import FORMATS
+from pytest_ageval.evidence import events
+
+#: The type of each format that has a schema: of the files that are read, and of what is written.
+TYPES: dict[str, Any] = {**FORMATS, events.FORMAT: events.AnyEvent}
 
 #: Where the schemas lie in a checkout.
 DIRECTORY = Path(__file__).parents[2] / "docs" / "schemas"
@@ -18,7 +22,7 @@ DIRECTORY = Path(__file__).parents[2] / "docs" / "schemas"
 
 def schema(name: str) -> dict[str, Any]:
     """The schema of the format `name` (``ageval.task/1``)."""
-    found = msgspec.json.schema(FORMATS[name])
+    found = msgspec.json.schema(TYPES[name])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **found}
 
 
@@ -36,7 +40,7 @@ def write(directory: Path) -> list[Path]:
     """Write every schema; the paths written."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name in FORMATS:
+    for name in TYPES:
         path = directory / file_name(name)
         path.write_text(render(name), encoding="utf-8")
         paths.append(path)
@@ -45,7 +49,7 @@ def write(directory: Path) -> list[Path]:
 
 def outdated(directory: Path) -> list[Path]:
     """The files that `write` would change."""
-    wanted = {directory / file_name(name): render(name) for name in FORMATS}
+    wanted = {directory / file_name(name): render(name) for name in TYPES}
     return [
         path
         for path, text in wanted.items()

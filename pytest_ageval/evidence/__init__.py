@@ -15,6 +15,7 @@ from pytest_ageval.evidence.scrub import scrub_file, scrub_tree
 from pytest_ageval.evidence.store import EvidenceStore, phase_timing, read_result
 from pytest_ageval.evidence.trajectory import rows, tail_text
 from pytest_ageval.evidence.usage import (
+    by_role,
     from_exclusive,
     from_inclusive,
     from_unknown,
@@ -32,6 +33,7 @@ __all__ = [
     "Scope",
     "StreamRedactor",
     "Surface",
+    "by_role",
     "from_exclusive",
     "from_inclusive",
     "from_unknown",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -37,6 +37,9 @@ _GATHER_SECONDS = 1.0
 _GATHER_CHARS = 16 * 1024
 # JSON text that a model wrote is parsed up to this length.
 _STRUCTURED_LIMIT = 4 * 1024 * 1024
+
+#: Adds the cost to a usage, of a role (profile id) with a model: the ``usage`` object of evidence rows.
+Pricer = Callable[[Usage, str, str | None], dict[str, Any]]
 
 _STATUS: dict[AgentStatus, str] = {
     "timeout": "timeout",
@@ -112,8 +115,11 @@ class InvocationRecord:
         redactor: Redactor,
         *,
         limit: int = EVENTS_LIMIT,
+        price: Pricer | None = None,
     ) -> None:
         self.info = info
+        self._price = price
+        self._priced: tuple[tuple[Usage, str | None], dict[str, Any]] | None = None
         self.directory = directory
         self.result: AgentResult | None = None
         self._redactor = redactor
@@ -254,7 +260,7 @@ class InvocationRecord:
                 answer = {
                     "content": result.text,
                     "structured_output": structured(result.text),
-                    "usage": self.usage.as_dict(),
+                    "usage": self.usage_row,
                 }
                 self._write(INVOCATION_RESPONSE, answer)
             self._write(INVOCATION_METADATA, self._metadata_document(self.status))
@@ -286,12 +292,31 @@ class InvocationRecord:
         """What the result says; if nothing, what was heard on the way (``partial``)."""
         if self.result is None:
             return self._usage or Usage(unavailable="not_reported")
-        said = self.result.usage
+        return self.usage_with(self.result)
+
+    def usage_with(self, result: AgentResult) -> Usage:
+        """`usage` if the invocation comes to `result`."""
+        said = result.usage
         if has_figures(said):
             return said
         if self._usage is not None and said.unavailable != "ambiguous":
             return self._usage
         return said if said.unavailable else Usage(unavailable="not_reported")
+
+    @property
+    def model(self) -> str | None:
+        """The model that answered, or else the one that was asked."""
+        return (self.result.model if self.result else None) or self.info.model
+
+    @property
+    def usage_row(self) -> dict[str, Any]:
+        """`usage` with its cost, as it stands in the evidence."""
+        usage, model = self.usage, self.model
+        if self._price is None:
+            return usage.as_dict()
+        if self._priced is None or self._priced[0] != (usage, model):
+            self._priced = (usage, model), self._price(usage, self.info.profile_id, model)
+        return dict(self._priced[1])
 
     @property
     def status(self) -> str:
@@ -312,7 +337,7 @@ class InvocationRecord:
             "session_id": info.session_id,
             "request_id": info.request_id,
             "executor_kind": info.executor_kind,
-            "model": (result.model if result else None) or info.model,
+            "model": self.model,
             "seq": info.seq,
             "turn": info.turn,
             "started_at": self._started_at,
@@ -328,7 +353,7 @@ class InvocationRecord:
             made["executor_metadata"] = dict(result.metadata)
             made["stop_reason"] = result.stop_reason
             made["agent_status"] = result.status
-            made["usage"] = self.usage.as_dict()
+            made["usage"] = self.usage_row
         return made
 
     def _write(self, name: str, document: Mapping[str, Any], *, sync: bool = True) -> None:
@@ -355,7 +380,7 @@ class InvocationRecord:
             "invocation_id": info.invocation_id,
             "profile_id": info.profile_id,
             "executor_kind": info.executor_kind,
-            "model": (result.model if result else None) or info.model,
+            "model": self.model,
             "turn_index": info.seq,
             "turn": info.turn,
             "request_id": info.request_id,
@@ -367,7 +392,7 @@ class InvocationRecord:
         found = {
             "prompt": info.prompt,
             "final_text": text,
-            "usage": self.usage.as_dict(),
+            "usage": self.usage_row,
             "ok": bool(result and result.ok),
             "error": result.error if result else "not_finished",
             "metadata": metadata,

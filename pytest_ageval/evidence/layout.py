@@ -160,6 +160,11 @@ class Layout:
         """The directory for a vendor's own logs of one session."""
         return self.surface(surface) / "backend_raw" / safe_name(session_id)
 
+    def session(self, surface: Surface, session_id: str) -> Path:
+        """What another process needs to continue a session. A judge's may hold gold."""
+        base = self.surface("run") if surface == "run" else self.private
+        return base / "sessions" / f"{safe_name(session_id)}.json"
+
 
 #: Files of an invocation directory.
 INVOCATION_METADATA = "metadata.json"

@@ -22,7 +22,7 @@ from pytest_ageval.evidence.files import (
     write_atomic,
     write_lines,
 )
-from pytest_ageval.evidence.invocation import InvocationInfo, InvocationRecord
+from pytest_ageval.evidence.invocation import InvocationInfo, InvocationRecord, Pricer
 from pytest_ageval.evidence.layout import INVOCATION_RAW, Layout, Surface
 from pytest_ageval.evidence.redact import Redactor
 from pytest_ageval.evidence.scrub import scrub_tree
@@ -88,6 +88,7 @@ class EvidenceStore:
         attempt_id: str,
         run_id: str | None,
         sync: Literal["line", "none"],
+        price: Pricer | None,
     ) -> None:
         self.layout = layout
         self.root = layout.root
@@ -100,6 +101,7 @@ class EvidenceStore:
         self.facts: list[dict[str, Any]] = []
         self._writer = writer
         self._sync = sync
+        self._price = price
         self._lock = threading.RLock()
         self._settled = False
         self._facts_dropped = 0
@@ -117,11 +119,13 @@ class EvidenceStore:
         attempt_id: str | None = None,
         run_id: str | None = None,
         sync: Literal["line", "none"] = "line",
+        price: Pricer | None = None,
     ) -> EvidenceStore:
         """Make the directory `root`, or go on in it after its writer died.
 
         `keep_raw` keeps the vendor's own logs and the raw events. `attempt_id` is the name of the
-        directory unless given. `sync` is how the activity log is written (see `ActivityLog`).
+        directory unless given. `sync` is how the activity log is written (see `ActivityLog`). `price` adds
+        the cost to a role's usage.
         Raises `AgevalError`: ``evidence_busy`` while another writer lives,
         ``attempt_already_settled`` when there is a result, ``activity_log_corrupt``.
         """
@@ -146,6 +150,7 @@ class EvidenceStore:
                 attempt_id=attempt_id or root.name,
                 run_id=run_id,
                 sync=sync,
+                price=price,
             )
             if writer.taken_over is not None:
                 store._recover()
@@ -234,7 +239,7 @@ class EvidenceStore:
                 turn=turn,
             )
             directory = self.layout.invocation(surface, info.seq, info.invocation_id)
-            record = InvocationRecord(info, directory, self.redactor)
+            record = InvocationRecord(info, directory, self.redactor, price=self._price)
             self.invocations.append(record)
             return record
 
@@ -303,6 +308,15 @@ class EvidenceStore:
         for stream, text in (("stdout", stdout), ("stderr", stderr)):
             path = self.log_path(f"verifier-{step}", stream)
             path.write_text(self.redactor.text(text), encoding="utf-8", errors="replace")
+
+    def write_session(self, session_id: str, surface: Surface, document: Mapping[str, Any]) -> Path:
+        """Write what another process needs to continue a session, in place of what was written before."""
+        path = self.layout.session(surface, session_id)
+        if surface == "evaluate":
+            self.private(path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._document(path, document)
+        return path
 
     def write_checks(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Write the evaluator's checks, if there are any good ones; returns what was kept."""

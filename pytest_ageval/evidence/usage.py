@@ -143,6 +143,10 @@ def sum_usage(usages: Iterable[Usage | Mapping[str, Any]]) -> dict[str, Any]:
     when some tokens were spent that the totals do not hold; `incomplete` names the figures that
     some, but not all of the invocations with usage reported. When nothing is known at all,
     `unavailable` gives the reason.
+
+    With a cost there is `cost_source`: ``reported``, ``estimated`` or ``mixed``; `cost_estimated_usd` is
+    the estimated part, and `price_tables` name where its prices come from. `cost_unavailable` lists why
+    invocations have no cost.
     """
     rows = [usage.as_dict() if isinstance(usage, Usage) else dict(usage) for usage in usages]
     known = [row for row in rows if has_figures(row)]
@@ -166,4 +170,42 @@ def sum_usage(usages: Iterable[Usage | Mapping[str, Any]]) -> dict[str, Any]:
         totals["unavailable"] = next(
             (row["unavailable"] for row in rows if row.get("unavailable")), "not_reported"
         )
-    return totals
+    return {**totals, **_cost(rows)}
+
+
+def _cost(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the rows say of their cost, besides its sum."""
+    found: dict[str, Any] = {}
+    costs = [row for row in rows if row.get("cost_usd") is not None]
+    sources = sorted({row.get("cost_source") or "reported" for row in costs})
+    if sources:
+        found["cost_source"] = sources[0] if len(sources) == 1 else "mixed"
+    estimated = [
+        (
+            row.get("cost_estimated_usd") or row["cost_usd"],
+            row.get("price_tables") or [row.get("price_table")],
+        )
+        for row in costs
+        if row.get("cost_source") in ("estimated", "mixed")
+    ]
+    if estimated:
+        found["cost_estimated_usd"] = sum(cost for cost, _ in estimated)
+        found["price_tables"] = sorted({str(table) for _, tables in estimated for table in tables})
+    gaps = {reason for row in rows if (reason := row.get("cost_unavailable")) and isinstance(reason, str)}
+    gaps |= {
+        each
+        for row in rows
+        if isinstance(row.get("cost_unavailable"), list)
+        for each in row["cost_unavailable"]
+    }
+    if gaps:
+        found["cost_unavailable"] = sorted(gaps)
+    return found
+
+
+def by_role(rows: Iterable[tuple[str, Usage | Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The totals of each role, from pairs of role and usage."""
+    groups: dict[str, list[Usage | Mapping[str, Any]]] = {}
+    for role, usage in rows:
+        groups.setdefault(role, []).append(usage)
+    return {role: sum_usage(usages) for role, usages in sorted(groups.items())}

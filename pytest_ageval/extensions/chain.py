@@ -158,10 +158,10 @@ class PluginChain:
         return await _called(function, context, *arguments)
 
     @property
-    def layers(self) -> list[tuple[str, Path]]:
-        """The Dockerfiles that the plugins add to a box's image, by plugin."""
+    def layers(self) -> list[tuple[str, Path, Path]]:
+        """What the plugins add to a box's image: the plugin, its directory, and the Dockerfile in it."""
         packages = {handler.package.plugin_id: handler.package for handler in self._handlers}
-        return [(name, package.layer) for name, package in packages.items() if package.layer is not None]
+        return [(name, row.root, row.layer) for name, row in packages.items() if row.layer is not None]
 
 
 async def _called(function: Any, *arguments: Any) -> Any:

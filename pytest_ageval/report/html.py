@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pytest_ageval.evidence.trajectory import tool_command, tool_output, tool_words
-from pytest_ageval.report.numbers import count, seconds, tokens, total_seconds
+from pytest_ageval.report import usage
+from pytest_ageval.report.numbers import seconds, total_seconds
 from pytest_ageval.report.plain import clean
 from pytest_ageval.report.terminal import groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pytest_ageval.accounting import Ledger
     from pytest_ageval.attempt_face import AttemptFace
 
 Row = dict[str, Any]
@@ -28,7 +30,13 @@ READ = 4_000_000
 TEXT = 4000
 WHOLE = 200_000
 
-COLUMNS = {"agscore": "Score", "agent": "Agent", "agtokens": "Tokens", "agtime": "Phases' time"}
+COLUMNS = {
+    "agscore": "Score",
+    "agent": "Agent",
+    "agtokens": "Tokens",
+    "agcost": "Cost",
+    "agtime": "Phases' time",
+}
 
 HEADER = [f'<th class="sortable" data-column-type="{name}">{title}</th>' for name, title in COLUMNS.items()]
 
@@ -52,17 +60,20 @@ def cells(data: Mapping[str, Any] | None) -> list[str]:
     return [
         f'<td class="col-agscore">{"" if score is None else f"{score:.2f}"}</td>',
         f'<td class="col-agent">{escape(agent)}</td>',
-        f'<td class="col-agtokens">{count(tokens(data))}</td>',
+        f'<td class="col-agtokens">{usage.tokens_cell([data])}</td>',
+        f'<td class="col-agcost">{usage.cost_cell([data])}</td>',
         f'<td class="col-agtime">{seconds(total_seconds(data))}</td>',
     ]
 
 
-def summary(results: Iterable[Mapping[str, Any]]) -> str:
-    """The table that the terminal shows, for the top of the page."""
+def summary(results: Iterable[Mapping[str, Any]], ledger: Ledger | None = None) -> str:
+    """The table that the terminal shows and what was used, for the top of the page."""
+    results = list(results)
     head, *lines = groups(results)
     cells = [_cells("th", head), *(_cells("td", line) for line in lines)]
     rows = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f'<table class="ageval" style="{_BLOCK};margin:8px 0">{rows}</table>'
+    used = "".join(f'<p style="margin:2px 8px">{escape(line)}</p>' for line in usage.lines(results, ledger))
+    return f'<table class="ageval" style="{_BLOCK};margin:8px 0">{rows}</table>{used}'
 
 
 def _cells(tag: str, texts: Iterable[str]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-from pytest_ageval.attempt_face import FACE, KNOWN, AttemptFace, describe
+from pytest_ageval.attempt_face import FACE, KNOWN, NOT_RUN, AttemptFace, describe
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
 from pytest_ageval.job import Job
@@ -59,8 +60,10 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         _classify(call.excinfo, call.when, report, redact)
         if face is not None and not isinstance(call.excinfo.value, TaskFailed):
             _name_evidence(report, face)
-    if report.skipped and face is None and (roles := _unplayed(item)):
+    if report.skipped and face is None and NOT_RUN not in item.stash and (roles := _unplayed(item)):
         report.ageval_unbound = roles  # type: ignore[attr-defined]
+    if report.skipped and (used_up := item.stash.get(NOT_RUN, None)) is not None:
+        report.ageval_not_run = used_up  # type: ignore[attr-defined]
     if face is not None:
         shown = report.longreprtext
         if redact(shown) != shown:
@@ -202,9 +205,13 @@ def properties(
     found["agent_status"] = known.get("agent_status")
     failure = known.get("error") or {}
     found.update({f"error.{name}": failure.get(name) for name in ("phase", "title")})
-    for table in ("metrics", "usage", "timing", "sources"):
+    for table in ("metrics", "timing", "sources"):
         rows = known.get(table) or {}
         found.update({f"{table}.{name}": value for name, value in rows.items()})
+    usage = dict(known.get("usage") or {})
+    if len(usage.get("by_role") or ()) < 2:
+        usage.pop("by_role", None)  # says nothing new
+    found.update(_flat("usage", usage))
     checks = known.get("checks") or ()
     if checks:
         found["checks"] = "; ".join(
@@ -215,6 +222,15 @@ def properties(
         for name, value in found.items()
         if value is not None and value != ""
     ]
+
+
+def _flat(prefix: str, rows: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A table with tables in it as properties: ``usage.by_role.solver.prompt_tokens``."""
+    for name, value in rows.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _reported(

@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.errors import AgevalError
-from pytest_ageval.report.numbers import (
-    cost,
-    count,
-    interval,
-    seconds,
-    tokens,
-    total,
-    total_seconds,
-)
+from pytest_ageval.report import usage
+from pytest_ageval.report.numbers import interval, seconds, total, total_seconds
 
 if TYPE_CHECKING:
     import pytest
@@ -84,10 +77,18 @@ def summarize(
     results: Results,
     warnings: Results,
     unbound: Mapping[str, Sequence[str]],
+    not_run: Mapping[str, str],
 ) -> None:
-    """Write the summary section. `unbound` are the attempts skipped for want of an agent, with the roles."""
+    """Write the summary section. `unbound` are the attempts skipped for want of an agent, with the roles.
+
+    `not_run` are those that were not begun because the budget was used up.
+    """
+    from pytest_ageval.job import Job
+
     reporter.section("ageval")
     for line in table(results.values()) if results else ():
+        reporter.write_line(line)
+    for line in usage.lines(results.values(), Job.of(config).ledger):
         reporter.write_line(line)
     if unbound:
         reporter.write_line(_unbound_line(unbound))
@@ -96,6 +97,12 @@ def summarize(
     places = sorted({str(Path(d).parent) for r in results.values() if (d := r.get("attempt_dir"))})
     for place in places:
         reporter.write_line(f"evidence: {_relative(place)}")
+    if not_run:
+        command = rerun_command(config, list(not_run), Path(places[0]) if places else None, "not-run.txt")
+        attempts = "1 attempt was" if len(not_run) == 1 else f"{len(not_run)} attempts were"
+        reporter.write_line(
+            f"{attempts} not run: the budget is used up ({next(iter(not_run.values()))}); run with: {command}"
+        )
     errors = [nodeid for nodeid, row in results.items() if row.get("status") == "ERROR"]
     if errors:
         command = rerun_command(config, errors, Path(places[0]) if places else None)
@@ -149,8 +156,8 @@ def _line(dataset: str, who: str, rows: Sequence[Mapping[str, Any]]) -> tuple[st
         f"{scored}/{len(rows)}",
         f"{passed / scored:.1%} [{low:.1%}, {high:.1%}]" if scored else "n/a",
         f"{sum(scores) / len(scores):.3f}" if scores else "n/a",
-        count(total(tokens(row) for row in rows)),
-        cost(total((row.get("usage") or {}).get("cost_usd") for row in rows)),
+        usage.tokens_cell(rows),
+        usage.cost_cell(rows),
         seconds(total(total_seconds(row) for row in rows)),
     )
 
@@ -160,16 +167,21 @@ def _scored_attempts(rows: Iterable[Mapping[str, Any]]) -> list[int]:
     return list(Counter(row.get("task") for row in rows if row.get("status") in ("PASS", "FAIL")).values())
 
 
-def rerun_command(config: pytest.Config, nodeids: Sequence[str], place: Path | None) -> str:
-    """A command that runs these items again, in the directory and with the options of this run."""
+def rerun_command(
+    config: pytest.Config, nodeids: Sequence[str], place: Path | None, name: str = "errors.txt"
+) -> str:
+    """A command that runs these items again, in the directory and with the options of this run.
+
+    Many ids go into a file called `name` beside `place`.
+    """
     here = config.invocation_params.dir
     ids = [_from(here, config.rootpath, nodeid) for nodeid in nodeids]
     options = [shlex.quote(option) for option in _options(config)]
-    if len(ids) > NAMED_IDS and place is not None and all("\n" not in name for name in ids):
-        file = place.parent / "errors.txt"
-        file.write_text("".join(f"{name}\n" for name in ids), encoding="utf-8")
+    if len(ids) > NAMED_IDS and place is not None and all("\n" not in one for one in ids):
+        file = place.parent / name
+        file.write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
         return " ".join(["pytest", *options, shlex.quote(f"@{_relative(str(file), here)}")])
-    return " ".join(["pytest", *options, *(shlex.quote(name) for name in ids)])
+    return " ".join(["pytest", *options, *(shlex.quote(one) for one in ids)])
 
 
 def _from(here: Path, rootpath: Path, nodeid: str) -> str:

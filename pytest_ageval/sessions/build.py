@@ -16,7 +16,9 @@ from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ActivityScope, Event, Session, Solution
 
 if TYPE_CHECKING:
+    from pytest_ageval.accounting import CallMeter
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box
     from pytest_ageval.config.locked import Binding
 
 _LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -31,8 +33,13 @@ def session_for(
     activity: ActivityScope,
     emit: Callable[[Event], None],
     raw_dir: Path | None = None,
+    box: Box | None = None,
+    calls: CallMeter | None = None,
 ) -> Session:
-    """The session of `role`, with its secrets resolved."""
+    """The session of `role`, with its secrets resolved, in `box` or else in the agent's box.
+
+    `calls` counts its model calls.
+    """
     binding = attempt.locked.bindings[role]
 
     async def ask(request: Mapping[str, Any]) -> str | None:
@@ -48,7 +55,7 @@ def session_for(
         api_key=attempt.secrets.get(binding.api_key) if binding.api_key else None,
         api_key_name=binding.api_key,
         options=executor_options(attempt, binding),
-        box=attempt.raw_box,
+        box=attempt.raw_box if box is None else box,
         task_root=attempt.locked.task_root,
         activity=activity,
         emit=emit,
@@ -57,6 +64,8 @@ def session_for(
         permission=attempt.options.permission,
         raw_dir=raw_dir,
         agent=binding.agent,
+        refuse_call=calls.refuse if calls is not None else lambda: None,
+        called=calls.called if calls is not None else lambda usage: None,
         solution=reference_solution(attempt),
     )
 
@@ -79,14 +88,20 @@ def reference_solution(attempt: Attempt) -> Solution | None:
     return Solution(directory, SOLUTION, env={"DEBIAN_FRONTEND": "noninteractive", **env})
 
 
-def preparing_session(attempt: Attempt, role: str) -> Session:
+def preparing_session(attempt: Attempt, role: str, box: Box | None = None) -> Session:
     """A session that is never invoked: for `Executor.prepare`."""
 
     def emit(event: Event) -> None:
         attempt.fact("agent_prepared", dict(event))
 
     return session_for(
-        attempt, role, session_id=f"prepare_{role}", actor=None, activity=NullActivity(), emit=emit
+        attempt,
+        role,
+        session_id=f"prepare_{role}",
+        actor=None,
+        activity=NullActivity(),
+        emit=emit,
+        box=box,
     )
 
 

@@ -9,21 +9,33 @@ import asyncio
 import difflib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_ageval import portal
-from pytest_ageval.errors import AgevalError
+from pytest_ageval.errors import AgevalError, ExecutorError
 from pytest_ageval.executor import AgentResult
+from pytest_ageval.sessions.build import preparing_session
 from pytest_ageval.sessions.quota import Quota
 from pytest_ageval.sessions.session import RoleSession
 from pytest_ageval.sessions.stall import Stalls
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box
     from pytest_ageval.evidence import ActivityLog
+    from pytest_ageval.executor import Executor
 
 #: Answers ``scoring_exec``: an evaluator's command in the box.
 Scoring = Callable[["Attempt", Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class JudgeBox(Protocol):
+    """Finds the box of a judge; see `attempt.scoring.judge_box`."""
+
+    def __call__(self, attempt: Attempt, name: str | None, *, needs_box: bool) -> Awaitable[Box | None]:
+        """The box, or None for the agent's own."""
+        ...
+
 
 #: Seconds that closing one session may take before its processes are left to the box.
 CLOSE_SECONDS = 10.0
@@ -45,7 +57,11 @@ class AgentService:
     """The sessions of one phase of one attempt. Judges of the evaluate phase have no quota."""
 
     def __init__(
-        self, attempt: Attempt, phase: Literal["run", "evaluate"], scoring: Scoring | None = None
+        self,
+        attempt: Attempt,
+        phase: Literal["run", "evaluate"],
+        scoring: Scoring | None = None,
+        judge_box: JudgeBox | None = None,
     ) -> None:
         self.attempt = attempt
         self.phase = phase
@@ -55,6 +71,10 @@ class AgentService:
         self.stalls = Stalls(lambda: attempt.clock.freeze())
         self._failures: dict[tuple[str, str | None], AgentResult] = {}
         self._scoring = scoring
+        self._judge_box = judge_box
+        #: Agents that are ready in a scoring box, and the lock for making one so.
+        self._prepared: set[tuple[str, Box]] = set()
+        self._preparing = asyncio.Lock()
         self._invoking: set[asyncio.Task[Any]] = set()
         self.sessions: dict[str, RoleSession] = {}
         limits = attempt.locked.limits
@@ -107,14 +127,15 @@ class AgentService:
             )
         if session_id in self.sessions:
             return refusal("session_exists", session_id)
-        if payload.get("environment") not in (None, "main"):
-            return refusal("unknown_evaluate_environment", str(payload["environment"]))
+        environment = payload.get("environment")
         others = [s for s in self.sessions.values() if s.role == role and not s.closed]
-        session = RoleSession(self, session_id, role, payload.get("actor_id"))
+        session = RoleSession(self, session_id, role, payload.get("actor_id"), environment)
         executor = self.attempt.registry.executor(session.binding.executor)
         if others and not executor.concurrent_sessions:
             return refusal("executor_not_concurrent", session.binding.executor)
         self.sessions[session_id] = session
+        # An exception from here is ours or the author's: as data it could become a score.
+        session.box = await self._box_for(session, executor)
         try:
             await session.open()
         except AgevalError as error:  # a refusal: run.py gets it as data and decides
@@ -122,6 +143,25 @@ class AgentService:
             await session.close()
             return refusal(error.title, error.message)
         return {"ok": True, "session_id": session_id}
+
+    async def _box_for(self, session: RoleSession, executor: type[Executor]) -> Box | None:
+        """The scoring box of a judge's session; None: the agent's box."""
+        if self._judge_box is not None:
+            needs_box = bool(executor.requires_box)
+            return await self._judge_box(self.attempt, session.environment, needs_box=needs_box)
+        if session.environment not in (None, "main"):
+            raise AgevalError(
+                "unknown_evaluate_environment",
+                f"{session.environment!r}; in the run phase there is the agent's box only",
+            )
+        return None
+
+    async def prepare(self, session: RoleSession, executor: type[Executor], box: Box) -> None:
+        """Make the agent ready in a scoring box: it was not there in the environment phase. Once for each."""
+        async with self._preparing:
+            if (session.role, box) not in self._prepared:
+                await executor.prepare(preparing_session(self.attempt, session.role, box))
+                self._prepared.add((session.role, box))
 
     def ended(self, session: RoleSession, result: AgentResult) -> None:
         """A turn has ended. A later answer for the same role and actor shows that the failure is over."""
@@ -142,7 +182,12 @@ class AgentService:
             if refused is not None:
                 return refusal(refused)
             with self._busy(), self.stalls.invoke():
-                works_in_box = session.executor is not None and bool(session.executor.requires_box)
+                # What run.py changes it sees in the agent's box; a judge elsewhere works on copies.
+                works_in_box = (
+                    session.executor is not None
+                    and bool(session.executor.requires_box)
+                    and session.box is None
+                )
                 if works_in_box:
                     await self.attempt.before_turn()
                 # An exception from here is a hook's or ours: it ends the script and fails the phase.
@@ -150,6 +195,7 @@ class AgentService:
                 reply = await session.invoke(payload)
                 if works_in_box:
                     await self.attempt.after_turn()
+                self._heed(session)
         return reply
 
     @contextmanager
@@ -171,10 +217,30 @@ class AgentService:
         left = self.attempt.clock.remaining()
         if left is not None and left <= 0:
             return "wall_time_exceeded"
+        if (refused := self._refuse_call(session)) is not None:
+            return refused
         if not self.quota.take():
             self.attempt.note_limit("agent_invocations")
             return "agent_invocation_limit"
         return None
+
+    def _refuse_call(self, session: RoleSession) -> str | None:
+        """The attempt's limit that forbids another call. Raises ExecutorError when it is the run's."""
+        session.calls.begin()
+        return None if session.calls.refuse() is None else self._heed(session)
+
+    def _heed(self, session: RoleSession) -> str | None:
+        """A budget refused a call. The attempt's own is a limit: the work is judged as it is.
+
+        That the run's budget is used up says nothing of this agent, so there must be no verdict.
+        """
+        refused = session.calls.refused
+        if refused is None:
+            return None
+        if refused.whole_run:
+            raise ExecutorError("budget_exhausted", f"{refused.message}; the attempt was broken off")
+        self.attempt.note_limit(refused.limit)
+        return refused.limit
 
     async def _cancel(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         session = self.sessions.get(str(payload["session_id"]))

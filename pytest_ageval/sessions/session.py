@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
+from pytest_ageval.accounting import CallMeter
+from pytest_ageval.accounting.meter import UNCOUNTED, add
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import structured
 from pytest_ageval.executor import AgentResult, Event, Executor, Usage
@@ -21,6 +23,7 @@ from pytest_ageval.sessions.stall import Backoff
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.box import Box
     from pytest_ageval.evidence import InvocationRecord
     from pytest_ageval.sessions.service import AgentService
 
@@ -33,15 +36,30 @@ CANCEL_GRACE = 6.0
 class RoleSession:
     """A session that run.py opened. One turn at a time; `service` decides whether it may start."""
 
-    def __init__(self, service: AgentService, session_id: str, role: str, actor: str | None) -> None:
+    def __init__(
+        self,
+        service: AgentService,
+        session_id: str,
+        role: str,
+        actor: str | None,
+        environment: str | None = None,
+    ) -> None:
         self.service = service
         self.attempt: Attempt = service.attempt
         self.session_id = session_id
         self.role = role
         self.actor = actor
+        #: The box that the script asked for by name, and the scoring box that this is, or None.
+        self.environment = environment
+        self.box: Box | None = None
         self.binding = self.attempt.locked.bindings[role]
+        #: Counts the model calls of this session, and says when no further one may be made.
+        self.calls = CallMeter(
+            self.attempt.meter, service.phase, self.binding.model.id, self.binding.base_url
+        )
         self.turn = 0
         self.closed = False
+        self._token_kept = False
         self.executor: Executor | None = None
         #: Held for a whole turn: a session has one at a time.
         self.turns = asyncio.Lock()
@@ -86,6 +104,8 @@ class RoleSession:
             activity=self._scope,
             emit=self._emit,
             raw_dir=self.attempt.evidence.raw_dir(self.session_id, self.service.phase),
+            box=self.box,
+            calls=self.calls,
         )
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
@@ -93,6 +113,8 @@ class RoleSession:
             self.executor = await self._slot("executor", session)
         if self.executor is None:
             raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
+        if self.box is not None:
+            await self.service.prepare(self, type(self.executor), self.box)
         await self.executor.open()
 
     def _log_open(self) -> None:
@@ -104,9 +126,29 @@ class RoleSession:
                 "session_id": self.session_id,
                 "profile_id": self.role,
                 "actor_id": self.actor,
-                "environment": None,
+                "environment": self.environment,
                 "executor_kind": self.binding.executor,
                 "native_session_id": getattr(self.executor, "native_session_id", None),
+            },
+        )
+
+    def _keep_token(self) -> None:
+        """Write down how another process could go on after this turn."""
+        token = None if self.executor is None else self.executor.resume_token()
+        if token is None and not self._token_kept:
+            return
+        self._token_kept = True
+        self.attempt.evidence.write_session(
+            self.session_id,
+            self.service.phase,
+            {
+                "schema": "ageval.session/1",
+                "session_id": self.session_id,
+                "profile_id": self.role,
+                "actor_id": self.actor,
+                "executor_kind": self.binding.executor,
+                "turn_index": self.turn,
+                "resume_token": token,
             },
         )
 
@@ -171,6 +213,7 @@ class RoleSession:
         result = await self._slot("after_agent_invoke", result)
         result = await self._slot("normalize_agent_result", result)
         record.finish(result, elapsed)
+        self._keep_token()
         self._end(request, invocation, result, elapsed)
         return self._reply(invocation, result)
 
@@ -210,8 +253,12 @@ class RoleSession:
     async def _attempts(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         """Call the executor; while its provider is down and nothing was done, wait and call again."""
         backoff = Backoff(stall_seconds(self.attempt, self.binding))
+        used: list[Usage] = []
         while True:
-            result = await self._once(prompt, payload)
+            result = await self._counted(prompt, payload)
+            used.append(result.usage)
+            if len(used) > 1:
+                result = replace(result, usage=add(used))
             if result.ok or not (result.infrastructure and result.transient and result.repeatable):
                 return result
             wait = backoff.next(result.retry_after)
@@ -221,6 +268,31 @@ class RoleSession:
             self._stalled(result, backoff, "wait", wait)
             with self.service.stalls.waiting():
                 await asyncio.sleep(wait)
+            if self.calls.refuse() is not None:
+                return self._over_budget(result)
+
+    async def _counted(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
+        """One call of the executor, counted against the budgets however it ends."""
+        self.calls.begin()
+        try:
+            result = await self._once(prompt, payload)
+        except asyncio.CancelledError:
+            self._count(self._cancelled())
+            raise
+        self._count(result)
+        return result if self.calls.refused is None else self._over_budget(result)
+
+    def _count(self, result: AgentResult) -> None:
+        record = self._record
+        usage = result.usage if record is None else record.usage_with(result)
+        self.calls.settle(usage, answered=result.ok, model=result.model)
+        if self.attempt.meter.uncounted:
+            self.attempt.flag(UNCOUNTED)
+
+    @staticmethod
+    def _over_budget(result: AgentResult) -> AgentResult:
+        """A call was refused: how the agent took that is not a failure of its machinery."""
+        return replace(result, status="limit", infrastructure=False, transient=False)
 
     def _stalled(
         self, result: AgentResult, backoff: Backoff, outcome: str, wait: float | None = None

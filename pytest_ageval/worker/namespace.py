@@ -24,7 +24,8 @@ from pytest_ageval.worker import prctl
 #: What may be done to a place: ``hide`` (an empty directory or file, if there is one), ``tmp`` (an
 #: empty directory that can be written), ``ro`` and ``rw`` (show a place of the host), ``link`` (make a
 #: symbolic link that is not there any more). A step is ``[what, target, source]``; the source of
-#: ``hide`` and ``tmp`` is "".
+#: ``hide`` and ``tmp`` is "". ``own`` has a user and a group (decimal) in place of target and source: one
+#: whose files root may change here too.
 Step = Sequence[str]
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -64,26 +65,81 @@ def enter(steps: Sequence[Step]) -> None:
     Raises NotContained when this machine does not allow it; the process is then not fit for use.
     """
     uid, gid = os.geteuid(), os.getegid()
-    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER), "a new user namespace")
+    others = [(int(step[1]), int(step[2])) for step in steps if step[0] == "own"]
+    # Only someone outside may say who exists besides ourselves.
+    mapper = _Mapper([(uid, gid), *others]) if others else None
     try:
-        _map_ids(uid, gid)
-        _mount(steps)
+        _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER), "a new user namespace")
+        _write("setgroups", "deny")
+        if mapper is None:
+            _write("uid_map", f"{uid} {uid} 1")
+            _write("gid_map", f"{gid} {gid} 1")
+        else:
+            mapper.map()
+        _mount([step for step in steps if step[0] != "own"])
     except NotContained:
         raise
     except OSError as error:
         raise NotContained(error.errno, f"{error.strerror}: {error.filename}") from error
-    prctl.give_up_capabilities(keep_files=uid == 0)
+    finally:
+        if mapper is not None:
+            mapper.close()
+    # Nobody becomes one of the others, who may have processes on this machine.
+    prctl.give_up_capabilities(keep_files=uid == 0, keep_users=not others)
     _scope_signals()
 
 
-def _map_ids(uid: int, gid: int) -> None:
-    """Everyone stays who they are, and nobody else exists."""
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        file = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        try:
-            os.write(file, text.encode())
-        finally:
-            os.close(file)
+def _write(name: str, text: str, process: str = "self") -> None:
+    """Write a file of /proc that says who exists in a user namespace: everyone stays who they are."""
+    file = os.open(f"/proc/{process}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+class _Mapper:
+    """A process that stays outside of the new namespace and says who exists in it. For root only."""
+
+    def __init__(self, ids: Sequence[tuple[int, int]]) -> None:
+        self._ids = ids
+        here, self._go = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._go)
+            code = 1
+            try:
+                # Nothing is read when the parent has ended.
+                code = self._work(parent) if os.read(here, 1) else 0
+            except OSError as error:
+                code = error.errno or 1
+            finally:
+                os._exit(min(code, 255))
+        os.close(here)
+
+    def _work(self, parent: int) -> int:
+        for name, column in (("uid_map", 0), ("gid_map", 1)):
+            numbers = dict.fromkeys(row[column] for row in self._ids)
+            _write(name, "".join(f"{number} {number} 1\n" for number in numbers), str(parent))
+        return 0
+
+    def map(self) -> None:
+        """Let it write. Raises NotContained when the kernel refuses."""
+        os.write(self._go, b"1")
+        code = self._end()
+        if code:
+            raise NotContained(code, f"who exists in the namespace: {os.strerror(code)}")
+
+    def _end(self) -> int:
+        os.close(self._go)
+        self._go = -1
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def close(self) -> None:
+        """End it, whether it was needed or not."""
+        if self._go >= 0:
+            self._end()
 
 
 def _mount(steps: Sequence[Step]) -> None:

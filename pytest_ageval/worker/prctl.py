@@ -16,6 +16,8 @@ _CAPABILITY_VERSION = 0x20080522
 
 #: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID: what root is used to with its own files.
 _FILE_CAPABILITIES = frozenset((0, 1, 3, 4, 6, 7))
+#: Those of them by which a process becomes another user.
+_USER_CAPABILITIES = frozenset((6, 7))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -39,12 +41,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def give_up_capabilities(*, keep_files: bool) -> None:
+def give_up_capabilities(*, keep_files: bool, keep_users: bool = True) -> None:
     """Have no capability any more, and get none from any program that is started later.
 
-    `keep_files` keeps those that concern the modes and owners of files.
+    `keep_files` keeps those that concern the modes and owners of files, and with `keep_users` those by
+    which root becomes another user.
     """
     keep = _FILE_CAPABILITIES if keep_files else frozenset[int]()
+    if not keep_users:
+        keep -= _USER_CAPABILITIES
     for number in range(64):
         if number in keep:
             continue

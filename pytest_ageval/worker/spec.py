@@ -28,6 +28,7 @@ class ScriptSpec:
     is there. `params` are the task's parameters, `inputs` the evaluator's inputs but for ``agent``
     and ``scoring``, which the worker adds. `stdout` and `stderr` are files that are created.
     `contained`: the script sees what `view.plan` says, without `hidden`; else all that the user does.
+    `owner` (user and group) has the files of the workspace, where that is not us: only root can say so.
     """
 
     kind: Literal["run", "evaluate"]
@@ -49,6 +50,7 @@ class ScriptSpec:
     deadline_monotonic: float | None = None
     contained: bool = False
     hidden: Sequence[Path] = ()
+    owner: tuple[int, int] | None = None
 
     def environment(self, cookie: str) -> dict[str, str]:
         """The whole environment of the worker."""

@@ -76,7 +76,8 @@ def plan(spec: ScriptSpec) -> list[Step]:
         steps.append((len(real.parts), 2, ["rw", str(real), str(real)]))
         if path != real:
             steps.append((len(path.parts), 3, ["link", str(path), str(real)]))
-    return [step for _, _, step in sorted(steps, key=lambda row: row[:2])]
+    owner = [] if spec.owner is None else [["own", *map(str, spec.owner)]]
+    return [*owner, *(step for _, _, step in sorted(steps, key=lambda row: row[:2]))]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -30,3 +30,4 @@ def cloud() -> Iterator[DaytonaServer]:
 class TestDaytona(BoxContract):
     box_class = DaytonaBox
     options: ClassVar = {"snapshot": "base"}
+    broken_options: ClassVar = {"snapshot": "no-such-snapshot"}

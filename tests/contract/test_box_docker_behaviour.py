@@ -19,7 +19,7 @@ import pytest
 from support.docker_engine import BASE, needs_docker, on_engine
 
 from ageval_boxes.docker_box import DockerBox
-from pytest_ageval.box import WORKSPACE, BoxSpec, work_parent
+from pytest_ageval.box import WORKSPACE, BoxSpec, ImageLayer, work_parent
 from pytest_ageval.errors import BoxError
 
 pytestmark = [pytest.mark.docker, needs_docker]
@@ -155,6 +155,15 @@ def test_gpus_are_checked_before_anything_starts(tmp_path: Path) -> None:
     assert refused.value.title == "environment_gpu_unavailable"
 
 
+def test_what_cannot_be_enforced_is_said(tmp_path: Path) -> None:
+    box = make_box(tmp_path / "w", resources={"storage_mb": 10, "gpu_types": ["h100"], "memory_mb": 64})
+
+    async def body() -> None:
+        assert box.warnings == ["docker boxes do not enforce gpu_types, storage_mb"]
+
+    drive(box, body)
+
+
 # -- what it leaves --------------------------------------------------------------------------------
 
 
@@ -198,7 +207,9 @@ def test_leftovers_of_a_killed_process_are_removed_and_others_spared(tmp_path: P
         finally:
             process.send_signal(signal.SIGKILL)
     removed = DockerBox.reap({"ageval.run": run})
-    assert [line.split()[1] for line in removed] == ["container", "directory"]
+    (said,) = removed
+    assert "container ageval-" in said
+    assert f"directory {work_parent() / run}" in said
     assert on_engine(f"ageval.run={run}") == []
     assert not (work_parent() / run).exists()
     assert DockerBox.reap({"ageval.run": run}) == []
@@ -472,6 +483,56 @@ def refused(box: DockerBox) -> BoxError:
     return found.value
 
 
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"recipe": "from debian"}, "may have no FROM"),
+        ({}, "neither a recipe nor a dest"),
+        ({"dest": "/opt/x"}, "needs a context"),
+        ({"dest": "/opt/x", "context": Path("/none")}, "is no directory"),
+        ({"dest": "/opt/x", "context": Path("/opt"), "recipe": "RUN true"}, "can have no recipe"),
+        ({"dest": "opt/../x", "context": Path("/opt")}, "is not an absolute path"),
+        ({"dest": "/attempt/workspace", "context": Path("/opt")}, "belongs to the attempt"),
+    ],
+)
+def test_a_layer_that_cannot_be(tmp_path: Path, layer: dict[str, Any], words: str) -> None:
+    error = refused(make_box(tmp_path / "w", layers=[ImageLayer("kit", **layer)]))
+    assert error.title == "environment_layer_invalid"
+    assert words in error.message
+
+
+def test_a_key_stands_for_the_content_of_a_layer(tmp_path: Path) -> None:
+    """And a Dockerfile of the context is a file like any other; links and modes are kept."""
+    kit = task(tmp_path / "kit", Dockerfile="mine", word="one")
+    (kit / "run").write_text("#!/bin/sh\ncat /opt/kit/word\n")
+    (kit / "run").chmod(0o755)
+    (kit / "link").symlink_to("run")
+    key = f"{os.getpid()}-{time.time_ns()}"
+    images = []
+
+    def once(**more: Any) -> str:
+        layer = ImageLayer("kit", "COPY . /opt/kit", context=kit, **more)
+        box = make_box(tmp_path / f"w{len(images)}", layers=[layer])
+        said = []
+
+        async def body() -> None:
+            images.append(image_of(box))
+            said.append((await box.exec(["/opt/kit/link"])).stdout)
+            assert (await box.exec(["cat", "/opt/kit/Dockerfile"])).stdout == "mine"
+
+        drive(box, body)
+        return said[0]
+
+    try:
+        assert once(key=key) == "one"
+        (kit / "word").write_text("two")
+        assert once(key=key) == "one"
+        assert once(key=f"{key}-2") == "two"
+        assert images[0] == images[1] != images[2]
+    finally:
+        subprocess.run(["docker", "rmi", "-f", *set(images)], capture_output=True)
+
+
 def test_an_image_that_does_not_exist(tmp_path: Path) -> None:
     options = {"image": "localhost:9/none:latest", "platform": "linux/arm64"}
     error = refused(make_box(tmp_path / "w", options=options))
@@ -495,6 +556,99 @@ def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.title == "environment_daemon_unreachable"
     assert "no.sock" in error.message
     assert DockerBox.reap({"ageval.run": "x"}) == []
+
+
+#: Passes everything on to the engine, until it is killed.
+FORWARD = """
+import asyncio, sys
+
+async def pipe(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.write_eof()
+
+async def serve(reader, writer):
+    back, there = await asyncio.open_unix_connection("/var/run/docker.sock")
+    await asyncio.gather(pipe(reader, there), pipe(back, writer), return_exceptions=True)
+
+async def main():
+    async with await asyncio.start_unix_server(serve, sys.argv[1]) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+#: What a box meets whose engine goes away, as JSON. In a process of its own, since the SDK then leaves
+#: sockets to the collector.
+LOSE = """
+import asyncio, json, os, subprocess, sys, time
+from pathlib import Path
+from ageval_boxes.docker_box import DockerBox
+from pytest_ageval.box import BoxSpec
+from pytest_ageval.errors import BoxError
+
+async def title(method):
+    try:
+        await asyncio.wait_for(method, 20)
+    except BoxError as error:
+        return [error.title, os.environ["DOCKER_HOST"] in error.message]
+    return ["nothing"]
+
+async def main(forward, work, labels):
+    path = work.with_name("d.sock")
+    engine = subprocess.Popen([sys.executable, "-c", forward, str(path)])
+    os.environ["DOCKER_HOST"] = f"unix://{path}"
+    try:
+        while not path.exists():
+            time.sleep(0.05)
+        box = DockerBox(BoxSpec("docker", "a1", "t", work, labels=labels))
+        await box.start()
+        running = asyncio.ensure_future(box.exec(["sleep", "100"]))
+        transport = await box.attach_stdio(["cat"])
+        await transport.write(b"up")
+        assert await transport.read() == b"up"
+    finally:
+        engine.kill()
+        engine.wait()
+    found = [await title(running)]
+    assert await asyncio.wait_for(transport.read(), 10) == b""
+    found += [await title(method) for method in (box.exec(["true"]), box.quiesce(), box.stop())]
+    print(json.dumps(found))
+
+asyncio.run(main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])))
+"""
+
+
+@pytest.mark.skipif(not Path("/var/run/docker.sock").exists(), reason="the engine is elsewhere")
+def test_an_engine_that_goes_away_in_the_middle(tmp_path: Path) -> None:
+    """What runs ends with a title of its own, not as a command that failed; what is left is found."""
+    labels = {"ageval.run": f"lost-{os.getpid()}"}
+    words = [sys.executable, "-c", LOSE, FORWARD, str(tmp_path / "w"), json.dumps(labels)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["environment_daemon_unreachable", True]] * 4
+    assert len(on_engine(f"ageval.run={labels['ageval.run']}")) == 1
+    assert len(DockerBox.reap(labels)) == 1
+    assert on_engine(f"ageval.run={labels['ageval.run']}") == []
+    assert not (tmp_path / "w").exists()
+
+
+def test_words_of_the_engine_have_titles() -> None:
+    from docker.errors import APIError
+
+    from ageval_boxes.docker_box._engine import failure
+
+    for words, title in {
+        "could not find an available, non-overlapping IPv4 address pool among the defaults to assign to the "
+        "network": "environment_networks_used_up",
+        "all predefined address pools have been fully subnetted": "environment_networks_used_up",
+        "write /var/lib/docker/x: no space left on device": "environment_disk_full",
+        "pull access denied for x": "environment_image_unresolved",
+        'could not select device driver "" with capabilities: [[gpu]]': "environment_gpu_unavailable",
+        "something else": "environment_start_failed",
+    }.items():
+        found = failure(APIError("500", explanation=words))
+        assert (found.title, found.message) == (title, words)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
@@ -661,6 +815,32 @@ def test_a_service_that_is_not_well(tmp_path: Path) -> None:
     assert error.title == "environment_compose_failed"
     assert "web is unhealthy" in error.message
     assert "404" in error.message
+    assert on_engine(f"ageval.box={box.handle()['id']}") == []
+
+
+@with_compose
+def test_a_service_whose_check_never_passes_says_why_when_time_is_up(tmp_path: Path) -> None:
+    """Its retries would last longer than anyone waits."""
+    slow = SERVICES.replace("localhost:8000/f", "localhost:8000/no").replace("retries: 20", "retries: 999")
+    root = task(tmp_path / "task", environment__compose_yaml=slow)
+    box = make_box(tmp_path / "w", task_root=root)
+
+    async def main() -> None:
+        starting = asyncio.ensure_future(box.start())
+        try:
+            # At least one check has ended; then patience does.
+            while box._compose is None or "404" not in box._compose.waiting.get("web", ""):
+                assert not starting.done()
+                await asyncio.sleep(0.1)
+            starting.cancel()
+            await asyncio.wait({starting})
+        finally:
+            await box.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    (warning,) = box.warnings
+    assert "the service web was not healthy yet" in warning
+    assert "404" in warning
     assert on_engine(f"ageval.box={box.handle()['id']}") == []
 
 

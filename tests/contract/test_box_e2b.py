@@ -30,3 +30,4 @@ def cloud() -> Iterator[E2BServer]:
 class TestE2B(BoxContract):
     box_class = E2BBox
     options: ClassVar = {"template_id": "base"}
+    broken_options: ClassVar = {"template_id": "no-such-template"}

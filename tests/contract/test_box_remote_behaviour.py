@@ -7,77 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jail
 import pytest
+from clouds import RUN, Cloud, opened, with_box
 
-from pytest_ageval.box import WORKSPACE, Box, BoxSpec
+from pytest_ageval.box import WORKSPACE, Box
 from pytest_ageval.errors import BoxError
 from pytest_ageval.registry import Registry
 
 pytestmark = pytest.mark.skipif(jail.unusable() is not None, reason=str(jail.unusable()))
 
-RUN = f"behaviour-{os.getpid()}"
-
-
-@dataclass
-class Cloud:
-    """A vendor's stand-in, and how a box of its kind is made."""
-
-    kind: str
-    server: Any
-    key_name: str
-
-    def box(self, directory: Path, **more: Any) -> Box:
-        options = {"template_id": "base"} if self.kind == "e2b" else {"snapshot": "base"}
-        given = {"options": {**options, **more.pop("options", {})}, "labels": {"ageval.run": RUN}, **more}
-        spec = BoxSpec(kind=self.kind, attempt_id="a", task_id="t", work_dir=directory / "work", **given)
-        return Registry().box(self.kind)(spec)
-
-    def fail_create(self, *statuses: int) -> None:
-        if self.kind == "e2b":
-            self.server.faults["/v2/sandboxes"] = [(status, {"Retry-After": "0"}) for status in statuses]
-        else:
-            self.server.faults["/api/sandbox"] = list(statuses)
-
-    def kill(self, box: Box) -> None:
-        self.server.kill(box.handle()["sandbox_id"])
-
 
 @pytest.fixture(scope="module", params=["e2b", "daytona"])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    kind = request.param
-    pytest.importorskip(kind, reason=f"the extra {kind} is not installed")
-    with ExitStack() as stack:
-        if kind == "e2b":
-            from e2b_server import E2BServer
-
-            server: Any = stack.enter_context(E2BServer())
-        else:
-            from daytona_server import DaytonaServer
-
-            # A second of the server is a minute of the vendor.
-            server = stack.enter_context(DaytonaServer(minute=2.0))
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        yield Cloud(kind, server, f"{kind.upper()}_API_KEY")
-        assert server.sandboxes == {}
-
-
-def with_box(box: Box, body: Callable[[Box], Awaitable[None]]) -> None:
-    async def main() -> None:
-        try:
-            await box.start()
-            await body(box)
-        finally:
-            await box.stop()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    with opened(request.param) as found:
+        yield found
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -212,48 +158,6 @@ def test_looking_a_kind_up_imports_no_library(cloud: Cloud) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# -- what it is made from --------------------------------------------------------------------------
-
-
-def test_recipe_and_context_name_the_template(cloud: Cloud, tmp_path: Path) -> None:
-    """A Dockerfile of the task asks for a template of its own; a changed file beside it, for another."""
-    environment = tmp_path / "task" / "environment"
-    environment.mkdir(parents=True)
-    (environment / "Dockerfile").write_text("FROM debian:12-slim\nCOPY tool /usr/bin/tool\n")
-    (environment / "tool").write_text("one")
-    known = cloud.server.templates if cloud.kind == "e2b" else cloud.server.snapshots
-    none = {"template_id": None} if cloud.kind == "e2b" else {"snapshot": None}
-
-    def make(number: int) -> Box:
-        return cloud.box(tmp_path / str(number), options=none, task_root=tmp_path / "task")
-
-    def missing(number: int) -> str:
-        box = make(number)
-
-        async def main() -> str:
-            with pytest.raises(BoxError) as refused:
-                await box.start()
-            await box.stop()
-            assert refused.value.title == "environment_image_unresolved"
-            assert "build it once with" in refused.value.message
-            return refused.value.message.split("'")[1]
-
-        return asyncio.run(main())
-
-    first = missing(1)
-    assert first.startswith("ageval-attempt")
-    assert missing(2) == first
-    (environment / "tool").write_text("two")
-    assert missing(3) != first
-    (environment / "tool").write_text("one")
-    known.add(first)
-
-    async def body(box: Box) -> None:
-        assert (await box.exec(["true"])).ok
-
-    with_box(make(4), body)
-
-
 def test_attempt_belongs_to_the_user_of_commands(cloud: Cloud, tmp_path: Path) -> None:
     """E2B's usual user may not write to "/": the superuser makes the directory and gives it away."""
 
@@ -354,7 +258,7 @@ asyncio.run(main())
 
 def test_reap_removes_what_a_dead_process_left(cloud: Cloud, tmp_path: Path) -> None:
     """A sandbox whose owner died is deleted, that of a run with other labels is not."""
-    options = {"template_id": "base"} if cloud.kind == "e2b" else {"snapshot": "base"}
+    options = cloud.options
     for run in ("dead", "other"):
         labels = {"ageval.run": run, "ageval.attempt": f"attempt-of-{run}"}
         words = [cloud.kind, repr(options), repr(labels), str(tmp_path / run)]

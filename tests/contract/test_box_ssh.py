@@ -33,7 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, sshd(tmp_path_factory.mktemp("sshd")) as running:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         TestSsh.options = running.options
+        TestSsh.broken_options = {**running.options, "port": 1}
         TestContainer.options = {**running.options, "image": IMAGE}
+        TestContainer.broken_options = {**running.options, "image": "localhost:1/no/such:image"}
         yield
         assert running.roots() == []
 

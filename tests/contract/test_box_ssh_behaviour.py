@@ -236,31 +236,6 @@ def test_cut_connection_of_an_attached_process(server: Sshd, tmp_path: Path) -> 
     drive(SshBox(spec(server, tmp_path)), body)
 
 
-def test_cut_connection_in_the_middle_of_a_copy(server: Sshd, tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    with big.open("wb") as file:
-        file.truncate(2 * 1024**3)
-
-    async def body(box: SshBox) -> None:
-        copy = asyncio.ensure_future(box.upload(big, f"{WORKSPACE}/big"))
-        await asyncio.sleep(0.5)
-        server.cut()
-        with pytest.raises(BoxError) as found:
-            await copy
-        assert found.value.title == "environment_connection_lost"
-        assert (await box.exec(["ls"])).stdout == ""
-        await box.exec(["truncate", "-s", "2G", "big"])
-        copy = asyncio.ensure_future(box.download(f"{WORKSPACE}/big", tmp_path / "back"))
-        await asyncio.sleep(0.5)
-        server.cut()
-        with pytest.raises(BoxError) as found:
-            await copy
-        assert found.value.title in ("environment_connection_lost", "environment_download_failed")
-
-    drive(SshBox(spec(server, tmp_path)), body)
-    assert [path.name for path in tmp_path.glob("*back*")] == []
-
-
 def test_stop_after_a_cut(server: Sshd, tmp_path: Path) -> None:
     """`stop` makes a new connection, and is quick."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,16 @@ agent_profiles:
     executor: acp
     api_key: ${PROBE_KEY}
     options: {usage: session, command: %s}
+"""
+NOBODY = """
+format: ageval.profiles/1
+environment: local
+agent_profiles:
+  "*":
+    executor: openai-http
+    base_url: http://127.0.0.1:9/v1
+    api_key: ${PROBE_KEY}
+    options: {upstream_stall_seconds: 0}
 """
 RUN = """
 async def run(ctx):
@@ -102,6 +113,14 @@ elif mode == "half-characters":
     say("ok \\ud83d \\u2028 \\u0085 end")
     open(b"\\xff.txt", "w").write("x")
     end(request)
+elif mode == "half-a-sentence":
+    update("totally_new_kind", payload=[1])
+    say("I will now write the fi")
+    end(request)
+elif mode == "half-a-line":
+    say("I will now write the fi")
+    write(b'{"jsonrpc":"2.0","method":"session/upd')
+    os._exit(0)
 elif mode == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 else:
@@ -126,6 +145,12 @@ def tasks(demo: DataSet, *names: str) -> None:
         demo.task(name, EVALUATOR, RUN, ("solver",), MORE % name)
 
 
+def trajectory(demo: DataSet, task: str) -> list[dict[str, Any]]:
+    results = [(path, json.loads((path / "result.json").read_text())) for path in demo.attempts()]
+    (attempt,) = [path for path, row in results if row["task_id"] == task]
+    return [json.loads(line) for line in (attempt / "trajectory.jsonl").read_text().splitlines()]
+
+
 def test_a_key_that_the_agent_says_everywhere_is_nowhere(demo: DataSet) -> None:
     agent(demo, TALKATIVE)
     tasks(demo, "end", "stop", "refuse", "die")
@@ -146,17 +171,18 @@ def test_a_key_that_the_agent_says_everywhere_is_nowhere(demo: DataSet) -> None:
 def test_how_a_turn_ends_decides_neither_for_nor_against_the_work(demo: DataSet) -> None:
     agent(demo, ODD)
     names = ("answers", "answers-late", "rate-limit", "says-http-400", "half-characters", "killed")
-    tasks(demo, *names, "refuses", "limit", "own-word")
+    tasks(demo, *names, "refuses", "limit", "own-word", "half-a-sentence", "half-a-line")
     result = demo.pytest("datasets", "-n", "2", "--set", "/agent_profiles/*/options/upstream_stall_seconds=0")
-    result.assert_outcomes(passed=3, failed=4, errors=2)
+    result.assert_outcomes(passed=3, failed=5, errors=3)
     found = {str(row["task_id"]): row for row in demo.results()}
     assert {name: row["status"] for name, row in found.items()} == {
         **dict.fromkeys(("answers", "answers-late", "half-characters"), "PASS"),
-        **dict.fromkeys(("says-http-400", "refuses", "limit", "own-word"), "FAIL"),
-        **dict.fromkeys(("rate-limit", "killed"), "ERROR"),
+        **dict.fromkeys(("says-http-400", "refuses", "limit", "own-word", "half-a-sentence"), "FAIL"),
+        **dict.fromkeys(("rate-limit", "killed", "half-a-line"), "ERROR"),
     }
     assert {name: row["agent_status"] for name, row in found.items()} == {
-        **dict.fromkeys(("answers", "half-characters", "says-http-400"), "completed"),
+        **dict.fromkeys(("answers", "half-characters", "says-http-400", "half-a-sentence"), "completed"),
+        "half-a-line": "crashed",
         "answers-late": "timeout",
         "rate-limit": "crashed",
         "killed": "crashed",
@@ -167,9 +193,40 @@ def test_how_a_turn_ends_decides_neither_for_nor_against_the_work(demo: DataSet)
     assert found["own-word"]["stop_reason"] == "max_steps"
     assert found["says-http-400"]["flags"] == ["agent_error_suspected"]
     assert "429 rate_limit_error" in found["rate-limit"]["error"]["message"]
+    torn = found["half-a-line"]["error"]
+    assert 'mid-message (exit code 0): {"jsonrpc":"2.0","method":"session/upd' in torn["message"]
+    rows = trajectory(demo, "half-a-sentence")
+    assert [row["raw"]["payload"] for row in rows if row["type"] == "unknown"] == [[1]]
+    assert "I will now write the fi" in json.dumps(rows)
     usage = found["answers-late"]["usage"]
     assert (usage["prompt_tokens"], usage["partial"]) == (250, True)
-    result.stdout.fnmatch_lines(["*demo * 3 * 4 * 2 * 7/9 *"])
+    result.stdout.fnmatch_lines(["*demo * 3 * 5 * 3 * 8/11 *"])
     for attempt in demo.attempts():
         for line in (attempt / "trajectory.jsonl").read_bytes().split(b"\n"):
             assert line == b"" or json.loads(line.decode("utf-8"))
+
+
+def test_rate_limits_are_errors_of_all_and_the_score_of_none(demo: DataSet) -> None:
+    """Eight attempts that a provider turns away: no mean, an exit code, and `--maxfail` ends it."""
+    agent(demo, ODD.replace('mode = request["params"]["prompt"][0]["text"]', 'mode = "rate-limit"'))
+    tasks(demo, *(f"t{number}" for number in range(8)))
+    quickly = ("--set", "/agent_profiles/*/options/upstream_stall_seconds=0")
+    result = demo.pytest("datasets", "-n", "2", *quickly)
+    result.assert_outcomes(errors=8)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*demo * 0 * 0 * 8 * 0/8 * n/a*"])
+    assert {row["score"] for row in demo.results()} == {None}
+    stopped = demo.pytest("datasets", "--maxfail=2", *quickly)
+    stopped.assert_outcomes(errors=2)
+    assert len(demo.results()) == 10
+
+
+def test_an_endpoint_that_is_dead_is_no_green_run(demo: DataSet) -> None:
+    demo.profiles(NOBODY)
+    tasks(demo, *"abcde")
+    result = demo.pytest("datasets", "-n", "2", "--junitxml", "out.xml")
+    result.assert_outcomes(errors=5)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*demo * 0 * 0 * 5 * 0/5 * n/a*"])
+    assert 'errors="5" failures="0"' in Path("out.xml").read_text()
+    assert {row["error"]["title"] for row in demo.results()} == {"TransportError:ConnectError"}

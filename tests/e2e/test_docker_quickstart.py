@@ -15,6 +15,7 @@ import pytest
 from support.docker_engine import needs_docker, on_engine
 
 from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, Write
+from pytest_ageval.worker import view
 
 pytestmark = [pytest.mark.docker, needs_docker]
 
@@ -24,7 +25,8 @@ GATEWAY = ["docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Confi
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
-    options = ["--box", "docker", "--ageval-dir", str(directory / "evidence"), "-p", "no:cacheprovider", "-q"]
+    box = [] if "--box" in arguments else ["--box", "docker"]
+    options = [*box, "--ageval-dir", str(directory / "evidence"), "-p", "no:cacheprovider", "-q"]
     return [sys.executable, "-m", "pytest", str(QUICKSTART), *options, *arguments]
 
 
@@ -54,6 +56,10 @@ def test_every_solution_passes(tmp_path: Path) -> None:
     for (result,) in results.values():
         assert (result["status"], result["kind"], result["cleanup_warning"]) == ("PASS", "docker", None)
     assert "local" not in output
+    # Scripts are contained although the workspaces belong to the user of the boxes.
+    summaries = [path.read_text() for path in (tmp_path / "evidence").rglob("summary.json")]
+    assert len(summaries) == 7
+    assert not any("task_script_not_contained" in text for text in summaries) or view.unusable()
 
 
 def test_doing_nothing_fails(tmp_path: Path) -> None:
@@ -105,17 +111,21 @@ def runs_with_containers(directory: Path) -> list[str]:
 @pytest.mark.real_agent
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="codex is installed with npm")
-def test_codex_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's install is the host's, shown read-only; the model is reached by the bridge."""
+@pytest.mark.parametrize("box", ["docker", "copying"])
+def test_codex_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: str) -> None:
+    """The agent's install is the host's: shown read-only, or a layer of the image, which has no npm."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
     gateway = subprocess.run(GATEWAY, capture_output=True, text=True, check=True).stdout.strip()
     script = [Shell("python3 -m unittest; id -u"), Write("ini2json.py", SOLUTION.read_text()), Text("Done.")]
     with ScriptedModel(script, host=gateway or "172.17.0.1") as model:
         arguments = ["--agent", "codex", "--model", "gpt-5.5", "--base-url", model.base_url]
+        arguments += ["-p", "copying_box", "--box", box]
         code, output, results = run(tmp_path, *arguments, "-k", "fix-parser")
     assert code == 0, output
     (result,) = results["fix-parser"]
     assert (result["status"], result["agent"], result["agent_status"]) == ("PASS", "codex", "completed")
+    assert result["kind"] == box
     (trajectory,) = (tmp_path / "evidence").rglob("trajectory.jsonl")
     if os.geteuid() == 0:
         assert "10001" in trajectory.read_text()

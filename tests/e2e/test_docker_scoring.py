@@ -108,3 +108,70 @@ def test_named_boxes_are_opened_when_they_are_used(tmp_path: Path) -> None:
     assert "the-work" in found["second"]
     started = [row["detail"]["name"] for row in facts(attempt, "scoring_environment_started")]
     assert started == ["first", "second"]
+
+
+JUDGING = """
+async def evaluate(inputs):
+    said = {}
+    for name in NAMES:
+        async with inputs["agent"].session("judge", environment=name) as judge:
+            reply = await judge.invoke("is it well done?")
+            said[str(name)] = [reply["ok"], reply["text"]]
+    return {"status": "PASS", "score": 1.0, "checks": [
+        {"id": name, "passed": True, "evidence": str(found)} for name, found in said.items()]}
+"""
+#: The judge is an agent in a box, here one that runs a command.
+TURNS = """
+judge:
+  - run: "cat /judge; cat work.txt /attempt/evaluation/gold; test ! -e /tmp/left && echo nothing-left"
+"""
+
+
+def judged(root: Path, evaluation: str, names: list[str | None], files: dict[str, str]) -> Path:
+    """A data set whose evaluator asks an agent for its opinion in each of the boxes `names`."""
+    found = dataset(root, evaluation, [], files)
+    task = found / "tasks" / "t"
+    roles = "agent_profiles: [{id: solver}, {id: judge}]"
+    text = (task / "task.yaml").read_text()
+    (task / "task.yaml").write_text(text.replace("agent_profiles: [{id: solver}]", roles))
+    (task / "evaluator.py").write_text(f"NAMES = {names!r}\n{JUDGING}")
+    solve = "solver:\n  - run: solve.sh\n"
+    (task / "solution" / "turns.yaml").write_text(solve + TURNS)
+    return found
+
+
+def test_a_judge_works_in_the_box_that_the_evaluator_names(tmp_path: Path) -> None:
+    """Not in the agent's, and it is opened when the judge is first asked."""
+    evaluation = (
+        "evaluation:\n  environments:\n"
+        "    first: {dockerfile: environment/first/Dockerfile, context: environment/first}\n"
+        "    second: {docker_image: localhost:9/none}\n"
+    )
+    files = {"environment/first/Dockerfile": recipe("first")}
+    root = judged(tmp_path / "d", evaluation, ["first", "first"], files)
+    attempt, found = judge(root, tmp_path)
+    for word in ("[True, ", "judged-by-first", "the-work", "the-gold", "nothing-left"):
+        assert word in found["first"]
+    started = [row["detail"]["name"] for row in facts(attempt, "scoring_environment_started")]
+    assert started == ["first"]
+    assert not facts(attempt, "gold_materialized")
+
+
+def test_the_one_scoring_box_needs_no_name(tmp_path: Path) -> None:
+    root = judged(tmp_path / "d", "", [None], {"environment/evaluate.Dockerfile": recipe("main")})
+    attempt, found = judge(root, tmp_path)
+    assert "judged-by-main" in found["None"]
+    assert len(facts(attempt, "scoring_environment_started")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("thrid", "unknown_evaluate_environment: 'thrid'; known: third"), (None, "in which")]
+)
+def test_a_judge_in_no_box_is_an_error(tmp_path: Path, name: str | None, words: str) -> None:
+    """A slip of the evaluator's author must not become a score."""
+    evaluation = f"evaluation:\n  environments:\n    third: {{docker_image: {BASE}}}\n"
+    root = judged(tmp_path / "d", evaluation, [name], {})
+    with pytest.raises(AssertionError) as refused:
+        judge(root, tmp_path)
+    assert words in str(refused.value)
+    assert "1 error" in str(refused.value)

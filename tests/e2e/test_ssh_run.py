@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -159,3 +160,86 @@ def test_a_connection_that_breaks_is_an_error(server: Sshd, tmp_path: Path) -> N
         cutter.join()
     assert (result["status"], result["score"]) == ("ERROR", None), result["output"]
     assert result["error"]["title"] == "environment_connection_lost", result["error"]
+
+
+# -- an agent over ACP, on the host and in a container of it ----------------------------------------
+
+PROFILES = """
+format: ageval.profiles/1
+environment: ssh
+agent_profiles:
+  "*": {executor: acp, options: {usage: turn, command: [python3, -u, "{workspace}/agent.py"]}}
+"""
+#: Floods stderr, sends a line of a megabyte, and does what it is told with a file, twice.
+AGENT = """
+import os
+os.write(2, b"e" * 3_000_000)
+handshake()
+for number in (1, 2):
+    request = prompt()
+    text = request["params"]["prompt"][0]["text"]
+    before = open("answer.txt").read() if number == 2 else ""
+    open("answer.txt", "w").write(before + text)
+    long = {"long": "x" * 1_000_000}
+    update("tool_call", toolCallId=f"t{number}", title="write", kind="edit", rawInput=long)
+    update("tool_call_update", toolCallId=f"t{number}", status="completed", rawOutput=os.getcwd())
+    say(f"turn {number}")
+    end(request, usage={"inputTokens": 10, "outputTokens": 5, "totalTokens": 15})
+idle()
+"""
+AGENT_RUN = """
+async def run(ctx):
+    session = ctx.agent.session("solver")
+    first = await session.invoke("one,")
+    second = await session.invoke("two")
+    ctx.publish_json("said", [first["text"], second["text"]])
+"""
+AGENT_EVALUATOR = """
+import json
+from pathlib import Path
+
+def evaluate(inputs):
+    answer = Path(inputs["workspace_dir"], "answer.txt").read_text()
+    said = json.loads(Path(inputs["artifacts"]["said"]).read_text())
+    right = (answer, said) == ("one,two", ["turn 1", "turn 2"])
+    return {"status": "PASS" if right else "FAIL", "score": float(right), "metrics": {"said": said}}
+"""
+IMAGE = "ageval-attempt:base"
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize(
+    "image", [None, pytest.param(IMAGE, marks=pytest.mark.docker)], ids=["host", "container"]
+)
+def test_an_agent_over_acp(server: Sshd, tmp_path: Path, image: str | None) -> None:
+    if image and not has_image(image):
+        pytest.skip(f"needs a docker engine with the image {image}")
+    kit = Path(__file__).parents[1] / "support" / "acp_agents" / "agentkit.py"
+    files = {
+        "../../profiles.yaml": PROFILES,
+        "task.yaml": TASK.partition("artifacts:")[0]
+        + "artifacts: {publishable: [{id: said, path: said.json}]}\n",
+        "run.py": AGENT_RUN,
+        "evaluator.py": AGENT_EVALUATOR,
+        "data/agent.py": kit.read_text() + AGENT,
+    }
+    make_set(tmp_path / "set", files)
+    more = [f"--box-option=image={image}"] if image else []
+    (result,) = run(server, tmp_path / "set", tmp_path, *more).values()
+    assert (result["status"], result["score"]) == ("PASS", 1.0), result["output"]
+    (trajectory,) = (tmp_path / "evidence").rglob("trajectory.jsonl")
+    rows = [json.loads(line) for line in trajectory.read_bytes().splitlines()]
+    where = "/attempt/workspace" if image else f"{server.directory}/boxes/"
+    assert sum(where in json.dumps(row) for row in rows if row["type"] == "observation") == 2
+    if image:
+        assert docker("ps", "-aq", "--filter", f"label=ageval.attempt={result['attempt_id']}") == ""
+
+
+def has_image(image: str) -> bool:
+    if shutil.which("docker") is None:
+        return False
+    command = ["docker", "image", "inspect", image]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0

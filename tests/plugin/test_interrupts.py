@@ -3,105 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
 
+from . import interrupt_kit
+from .interrupt_kit import SECONDS, alive, directories, start, until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .conftest import DataSet
-
-
-SECONDS = 30
 
 
 @pytest.fixture
 def sleeper(demo: DataSet, scratch: Path) -> tuple[DataSet, str]:
     """A task whose box holds a process that can be recognised."""
-    mark = f"9{os.getpid()}{time.monotonic_ns() % 1000}"
-    demo.task("quick")
-    demo.task("sleeps", run="import time\ndef run(ctx):\n    time.sleep(600)\n")
-    (demo.root / "conftest.py").write_text(
-        dedent(
-            f"""
-            import os, threading
-            from pathlib import Path
-
-            def pytest_ageval_before_run(attempt):
-                if attempt.task_id == "sleeps":
-                    sleep = lambda: attempt.box.exec(["sleep", "{mark}"])
-                    threading.Thread(target=sleep, daemon=True).start()
-                    while not alive("{mark}"):
-                        pass
-                    Path({str(demo.root / "pid")!r}).write_text(str(os.getpid()))
-
-            def alive(mark):
-                for proc in Path("/proc").iterdir():
-                    if proc.name.isdigit():
-                        try:
-                            if mark.encode() in (proc / "cmdline").read_bytes().split(b"\\0"):
-                                return True
-                        except OSError:
-                            pass
-                return False
-            """
-        )
-    )
-    return demo, mark
-
-
-def alive(mark: str) -> list[int]:
-    found = []
-    for proc in Path("/proc").iterdir():
-        if proc.name.isdigit():
-            try:
-                if mark.encode() in (proc / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(proc.name))
-            except OSError:
-                continue
-    return found
-
-
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def start(demo: DataSet, *args: str, ignore: bool = False) -> subprocess.Popen[str]:
-    """pytest in a process group of its own, as a shell starts it; `ignore`: as in the background."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
-    if ignore:
-        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
-    return subprocess.Popen(
-        command,
-        cwd=demo.pytester.path,
-        start_new_session=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # Whoever runs these tests under nohup has it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )
-
-
-def directories(scratch: Path) -> list[str]:
-    """What is left in the temporary directory, apart from pytest's own and the boxes' common one."""
-    found = [path.relative_to(scratch) for path in scratch.rglob("*")]
-    ours = [path for path in found if not path.parts[0].startswith("pytest-of-")]
-    return sorted(str(path) for path in ours if not re.fullmatch(r"pytest-ageval-\d+", str(path)))
+    return demo, interrupt_kit.sleeper(demo)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
@@ -158,6 +80,78 @@ def test_a_second_ctrl_c_does_not_break_off_the_clean_up(sleeper: tuple[DataSet,
     assert "cleaning up" in output
     assert not alive(mark)
     assert directories(scratch) == []
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_ctrl_c_again_and_again_leaves_no_box(
+    sleeper: tuple[DataSet, str], scratch: Path, workers: tuple[str, ...], times: int
+) -> None:
+    """Within a moment, as an impatient user does: the run ends soon, and no box stays."""
+    demo, mark = sleeper
+    process = start(demo, *workers)
+    try:
+        assert until((demo.root / "pid").is_file), process.communicate(timeout=5)
+        begun = time.monotonic()
+        for _ in range(times):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        output, _ = process.communicate(timeout=SECONDS)
+        assert time.monotonic() - begun < 15
+    finally:
+        process.kill()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert until(lambda: not alive(mark), 5)
+    assert until(lambda: not directories(scratch), 5), directories(scratch)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_what_a_killed_controller_left_is_found(
+    sleeper: tuple[DataSet, str], scratch: Path, workers: tuple[str, ...]
+) -> None:
+    """kill -9 of the process that the user started: `pytest-ageval clean` leaves nothing."""
+    demo, mark = sleeper
+    process = start(demo, *workers)
+    try:
+        assert until((demo.root / "pid").is_file), process.communicate(timeout=5)
+        process.kill()
+        process.communicate(timeout=SECONDS)
+        # Workers end by themselves when their controller is gone.
+        worker = int((demo.root / "pid").read_text())
+        assert until(lambda: not Path(f"/proc/{worker}").exists(), 20)
+        command = [sys.executable, "-m", "pytest_ageval.cli", "clean"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        process.kill()
+    assert until(lambda: not alive(mark), 5)
+    assert until(lambda: not directories(scratch), 5), directories(scratch)
+
+
+def test_a_worker_whose_clean_up_is_cut_off_leaves_nothing(
+    sleeper: tuple[DataSet, str], scratch: Path
+) -> None:
+    """After an interrupt pytest-xdist kills workers within some ten seconds; the controller sweeps then."""
+    demo, mark = sleeper
+    with (demo.root / "conftest.py").open("a") as file:
+        file.write(
+            "\nimport pytest, time\n"
+            "@pytest.hookimpl(wrapper=True)\n"
+            "def pytest_ageval_summary_enrich(attempt, value):\n"
+            "    time.sleep(100)  # the box is stopped after this\n"
+            "    return (yield)\n"
+        )
+    process = start(demo, "-n", "1", "-k", "sleeps")
+    try:
+        assert until((demo.root / "pid").is_file), process.communicate(timeout=5)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "ageval: removed a leftover: local box of " in output
+    assert until(lambda: not alive(mark), 5)
+    assert until(lambda: not directories(scratch), 5), directories(scratch)
 
 
 def test_workers_of_a_run_in_the_background_can_be_stopped(

@@ -1,8 +1,9 @@
 """A server on loopback that speaks the protocols of Daytona's control API and of its toolbox.
 
-Enough for what the library does for a box: create, list, get, delete and keep sandboxes, look
-snapshots up, run commands in sessions and follow their output (a websocket), and move files.
-Sandboxes really run commands (see `jail`). It is made with aiohttp, which the library brings along.
+Enough for what the library does for a box: create, list, get, start, label, delete and keep sandboxes,
+build snapshots and look them up (see `daytona_snapshots`), run commands in sessions and follow their
+output (a websocket), and move files. Sandboxes really run commands (see `jail`). It is made with
+aiohttp, which the library brings along.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import WSCloseCode, web
+from daytona_snapshots import Snapshots
+from image_build import Image
 from jail import PATH, Jail
 
 KEY = "dtn_" + "0" * 40
@@ -72,11 +75,14 @@ class Command:
 class Sandbox:
     """A sandbox as the control API knows it."""
 
-    def __init__(self, body: dict[str, Any], origin: str) -> None:
+    def __init__(self, body: dict[str, Any], origin: str, image: Image) -> None:
         self.id = str(uuid.uuid4())
         self.body = body
         self.origin = origin
-        self.jail = Jail(Path(tempfile.mkdtemp(prefix="daytona-")))
+        self.env = {**image.env, **(body.get("env") or {})}
+        self.jail = Jail(Path(tempfile.mkdtemp(prefix="daytona-")), image.root)
+        self.state = "started"
+        self.begun = time.time()
         self.sessions: dict[str, dict[str, Command]] = {}
         self.sockets: set[web.WebSocketResponse] = set()
         self.active = time.time()
@@ -88,7 +94,8 @@ class Sandbox:
             "snapshot": body.get("snapshot") or "default", "user": "root", "env": body.get("env") or {},
             "labels": body.get("labels") or {}, "public": False, "networkBlockAll": False, "kvm": False,
             "target": body.get("target") or "us", "cpu": 1, "gpu": 0, "memory": 1, "disk": 3,
-            "state": "started", "desiredState": "started", "autoStopInterval": body.get("autoStopInterval"),
+            "state": self.state, "desiredState": self.state, "autoStopInterval": body.get("autoStopInterval"),
+            "createdAt": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(self.begun)),
             "toolboxProxyUrl": f"{self.origin}/toolbox",
         }  # fmt: skip
 
@@ -107,7 +114,7 @@ class DaytonaServer:
 
     def __init__(self, minute: float = 60.0) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
-        self.snapshots = {"base"}
+        self.snapshots = Snapshots()
         self.faults: dict[str, list[int]] = {}
         self.requests: Counter[tuple[str, str]] = Counter()
         self.minute = minute
@@ -146,7 +153,9 @@ class DaytonaServer:
                 web.get("/api/sandbox/{id}", self._get),
                 web.delete("/api/sandbox/{id}", self._delete),
                 web.post("/api/sandbox/{id}/last-activity", self._activity),
-                web.get("/api/snapshots/{name}", self._snapshot),
+                web.post("/api/sandbox/{id}/start", self._start),
+                web.put("/api/sandbox/{id}/labels", self._label),
+                *self.snapshots.routes(),
                 web.post("/toolbox/{id}/process/session", self._session),
                 web.delete("/toolbox/{id}/process/session/{session}", self._end_session),
                 web.post("/toolbox/{id}/process/session/{session}/exec", self._exec),
@@ -166,11 +175,12 @@ class DaytonaServer:
             for sandbox in list(self.sandboxes.values()):
                 interval = sandbox.body.get("autoStopInterval") or 0
                 if interval and time.time() - sandbox.active > interval * self.minute:
-                    await self._destroy(sandbox.id)
+                    await self._expire(sandbox)
             await asyncio.sleep(0.05)
         for found in list(self.sandboxes):
             await self._destroy(found)
         await runner.cleanup()
+        await self.snapshots.close()
 
     @web.middleware
     async def _middleware(
@@ -181,21 +191,35 @@ class DaytonaServer:
         for prefix, faults in self.faults.items():
             if request.path.startswith(prefix) and faults:
                 return refused(faults.pop(0), "so the test wants it")
-        if request.headers.get("authorization") != f"Bearer {KEY}":
+        # The object store has keys of its own.
+        if not request.path.startswith("/s3/") and request.headers.get("authorization") != f"Bearer {KEY}":
             return refused(401, "no such API key")
         sandbox_id = request.match_info.get("id")
         if sandbox_id is not None and sandbox_id not in self.sandboxes:
             return refused(404, f"Sandbox with ID or name {sandbox_id} not found")
         return await handler(request)
 
+    async def _expire(self, sandbox: Sandbox) -> None:
+        """The time of a sandbox is up: it is deleted if it is ephemeral, else stopped."""
+        if sandbox.body.get("autoDeleteInterval") == 0:
+            await self._destroy(sandbox.id)
+        elif sandbox.state == "started":
+            sandbox.state = "stopped"
+            await self._drop(sandbox)
+            await asyncio.to_thread(sandbox.jail.halt)
+
     async def _destroy(self, sandbox_id: str) -> None:
         sandbox = self.sandboxes.pop(sandbox_id, None)
-        if sandbox is None:
-            return
+        if sandbox is not None:
+            await self._drop(sandbox)
+            await asyncio.to_thread(sandbox.jail.destroy)
+
+    @staticmethod
+    async def _drop(sandbox: Sandbox) -> None:
+        sandbox.sessions.clear()
         for socket in list(sandbox.sockets):
             # The real thing just drops the connection.
             await socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"sandbox is gone", drain=False)
-        await asyncio.to_thread(sandbox.jail.destroy)
 
     def _sandbox(self, request: web.Request) -> Sandbox:
         return self.sandboxes[request.match_info["id"]]
@@ -204,9 +228,10 @@ class DaytonaServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if body.get("snapshot") and body["snapshot"] not in self.snapshots:
+        image = self.snapshots.image(body.get("snapshot"))
+        if image is None:
             return refused(404, f"Snapshot {body['snapshot']} not found")
-        sandbox = await asyncio.to_thread(Sandbox, body, self.origin)
+        sandbox = await asyncio.to_thread(Sandbox, body, self.origin, image)
         self.sandboxes[sandbox.id] = sandbox
         return web.json_response(sandbox.document())
 
@@ -228,17 +253,18 @@ class DaytonaServer:
         self._sandbox(request).active = time.time()
         return web.Response(status=201)
 
-    async def _snapshot(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in self.snapshots:
-            return refused(404, f"Snapshot {name} not found")
-        moment = "2026-01-01T00:00:00Z"
-        document = {
-            "id": name, "general": False, "name": name, "state": "active", "size": 1, "entrypoint": None,
-            "cpu": 1, "gpu": 0, "mem": 1, "disk": 3, "errorReason": None, "createdAt": moment,
-            "updatedAt": moment, "lastUsedAt": None, "sourceSandboxId": None,
-        }  # fmt: skip
-        return web.json_response(document)
+    async def _start(self, request: web.Request) -> web.Response:
+        sandbox: Sandbox = self._sandbox(request)
+        if sandbox.state == "stopped":
+            await asyncio.to_thread(sandbox.jail.boot)
+            sandbox.state = "started"
+        sandbox.active = time.time()
+        return web.json_response(sandbox.document())
+
+    async def _label(self, request: web.Request) -> web.Response:
+        labels = (await request.json())["labels"]
+        self._sandbox(request).body["labels"] = labels
+        return web.json_response({"labels": labels})
 
     # -- toolbox: sessions -----------------------------------------------------------------------
 
@@ -263,7 +289,7 @@ class DaytonaServer:
             return refused(404, "session not found")
         if not body.get("runAsync"):
             return refused(400, "this server runs asynchronous commands only")
-        env = {"PATH": PATH, "HOME": "/root", **(sandbox.body.get("env") or {})}
+        env = {"PATH": PATH, "HOME": "/root", **sandbox.env}
         process = await asyncio.create_subprocess_exec(
             *sandbox.jail.argv(["bash", "-c", body["command"]], "/", "root"),
             stdin=PIPE,

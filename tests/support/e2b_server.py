@@ -1,8 +1,9 @@
 """A server on loopback that speaks the protocols of E2B's control plane and of its envd.
 
-Enough for what the library does for a box: create, list, kill and keep sandboxes, look templates up,
-run commands with streams (Connect with JSON), and move files. Sandboxes really run commands
-(see `jail`); one address serves all of them, since each request names its sandbox.
+Enough for what the library does for a box: create, connect to, list, kill and keep sandboxes, build
+templates and look them up (see `e2b_templates`), run commands with streams (Connect with JSON), and
+move files. Sandboxes really run commands (see `jail`); one address serves all of them, since each
+request names its sandbox.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
+from e2b_templates import Templates
+from image_build import Image
 from jail import USERS, Jail
 
 KEY = "e2b_" + "0" * 40
@@ -124,13 +127,14 @@ class Process:
 class Sandbox:
     """A sandbox as the control plane knows it."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], image: Image) -> None:
         self.id = f"i{uuid.uuid4().hex[:19]}"
         self.token = uuid.uuid4().hex
         self.template = body["templateID"]
         self.metadata: dict[str, str] = body.get("metadata") or {}
-        self.envs: dict[str, str] = body.get("envVars") or {}
-        self.jail = Jail(Path(tempfile.mkdtemp(prefix="e2b-")))
+        self.envs: dict[str, str] = {**image.env, **(body.get("envVars") or {})}
+        self.user = image.user or "user"
+        self.jail = Jail(Path(tempfile.mkdtemp(prefix="e2b-")), image.root)
         self.processes: dict[int, Process] = {}
         self.begun = time.time()
         self.set_timeout(body.get("timeout") or 300)
@@ -180,7 +184,7 @@ class E2BServer:
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
-        self.templates = {"base"}
+        self.templates = Templates()
         self.faults: dict[str, list[tuple[int, dict[str, str]]]] = {}
         self.requests: Counter[tuple[str, str]] = Counter()
         self._http = Listener(("127.0.0.1", 0), type("Bound", (Handler,), {"cloud": self}))
@@ -205,6 +209,7 @@ class E2BServer:
         self._http.server_close()
         for found in list(self.sandboxes):
             self.kill(found)
+        self.templates.close()
 
     def _serve(self) -> None:
         self._http.serve_forever(0.05)
@@ -268,6 +273,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._read()
                 return self._answer(status, {"code": status, "message": "so the test wants it"}, headers)
         try:
+            if url.path.startswith("/uploads/"):
+                self.cloud.templates.upload(url.path.removeprefix("/uploads/"), self._chunks())
+                return self._answer(200)
             if not url.path.startswith(("/process.Process/", "/files", "/health")):
                 return self._control(url.path, dict(parse_qsl(url.query)))
             sandbox = self.cloud.sandboxes.get(sandbox_id)
@@ -290,7 +298,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
 
-    do_GET = do_POST = do_DELETE = handle_one  # noqa: N815 - names of http.server
+    do_GET = do_POST = do_PUT = do_DELETE = handle_one  # noqa: N815 - names of http.server
 
     # -- control plane ---------------------------------------------------------------------------
 
@@ -299,10 +307,12 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(raw) if raw else {}
         if self.headers.get("X-API-Key") != KEY:
             raise Refused(401, "unauthenticated", "no such API key")
-        if found := re.fullmatch(r"/templates/aliases/(.+)", path):
-            if found[1] not in self.cloud.templates:
-                raise Refused(404, "not_found", "no such template")
-            return self._answer(200, {"templateID": found[1], "public": False})
+        if "/templates" in path:
+            origin = f"http://{self.headers['Host']}"
+            answer = self.cloud.templates.request(self.command, path, query, body, origin)
+            if answer is None:
+                raise Refused(404, "not_found", f"not in this server: {self.command} {path}")
+            return self._answer(*answer)
         found = re.fullmatch(r"(?:/v2)?/sandboxes(?:/([^/]+))?(?:/(\w+))?", path)
         if found is None:
             raise Refused(404, "not_found", f"no such endpoint: {path}")
@@ -316,6 +326,10 @@ class Handler(BaseHTTPRequestHandler):
             self.cloud.kill(sandbox_id)
         elif verb == "timeout":
             sandbox.set_timeout(body["timeout"])
+        elif verb == "connect":
+            if time.time() + body.get("timeout", 300) > sandbox.end:
+                sandbox.set_timeout(body.get("timeout", 300))
+            return self._answer(200, sandbox.created())
         elif self.command == "GET" and verb is None:
             return self._answer(200, sandbox.detail())
         else:
@@ -323,9 +337,10 @@ class Handler(BaseHTTPRequestHandler):
         return self._answer(204)
 
     def _create(self, body: dict[str, Any]) -> None:
-        if body["templateID"] not in self.cloud.templates:
-            raise Refused(404, "not_found", f"template '{body['templateID']}' not found")
-        sandbox = Sandbox(body)
+        image = self.cloud.templates.image(body["templateID"])
+        if image is None:
+            raise Refused(404, "not_found", f"template '{body['templateID']}' not found, or not built")
+        sandbox = Sandbox(body, image)
         self.cloud.sandboxes[sandbox.id] = sandbox
         self._answer(201, sandbox.created())
 
@@ -337,11 +352,10 @@ class Handler(BaseHTTPRequestHandler):
 
     # -- envd: files -----------------------------------------------------------------------------
 
-    @property
-    def _user(self) -> str:
+    def _user(self, sandbox: Sandbox) -> str:
         word, _, value = (self.headers.get("Authorization") or "").partition(" ")
         name = base64.b64decode(value).decode().partition(":")[0] if word == "Basic" else ""
-        return name if name in USERS else "user"
+        return name if name in USERS else sandbox.user
 
     def _files(self, sandbox: Sandbox, query: dict[str, str]) -> None:
         path = sandbox.jail.path(query["path"])
@@ -361,7 +375,7 @@ class Handler(BaseHTTPRequestHandler):
         with path.open("wb") as file:
             for piece in self._chunks():
                 file.write(piece)
-        sandbox.jail.owns(path, self._user)
+        sandbox.jail.owns(path, self._user(sandbox))
         return self._answer(200, [{"name": path.name, "type": "file", "path": query["path"]}])
 
     # -- envd: processes, by the Connect protocol ------------------------------------------------
@@ -396,7 +410,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         try:
-            process = Process(sandbox, body["process"], self._user, stdin=body.get("stdin", True))
+            process = Process(sandbox, body["process"], self._user(sandbox), stdin=body.get("stdin", True))
         except (OSError, subprocess.SubprocessError) as error:
             self._envelope({"error": {"code": "invalid_argument", "message": str(error)}}, 2)
             self.wfile.write(b"0\r\n\r\n")

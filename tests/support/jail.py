@@ -34,18 +34,35 @@ def unusable() -> str | None:
 
 
 class Jail:
-    """One sandbox, with its files below `directory`, which is removed in the end."""
+    """One sandbox, with its files below `directory`, which is removed in the end.
 
-    def __init__(self, directory: Path) -> None:
+    `template`: a directory whose files it begins with.
+    """
+
+    def __init__(self, directory: Path, template: Path | None = None) -> None:
         self.directory = directory
         self.root = directory / "root"
-        for name, mode, owner in (("", 0o755, 0), ("tmp", 0o1777, 0), ("home/user", 0o755, USERS["user"])):
+        if template is not None:
+            subprocess.run(["cp", "-a", str(template), str(self.root)], check=True)
+        for name, mode, owner in (
+            ("", 0o755, 0),
+            ("tmp", 0o1777, 0),
+            ("srv", 0o755, 0),
+            ("home/user", 0o755, USERS["user"]),
+        ):
             path = self.root / name
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
             path.chmod(mode)
             if os.geteuid() == 0:
                 os.chown(path, owner, owner)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.boot()
+
+    def boot(self) -> None:
+        """Start the machine: again, after `halt`."""
+        for path in self.root.iterdir():
+            if path.is_symlink():  # of an earlier start, as bwrap made it and will make it again
+                path.unlink()
         self._holder, self._pid = _spawner.submit(self._hold).result()
 
     def _hold(self) -> tuple[subprocess.Popen[bytes], int]:
@@ -117,8 +134,8 @@ class Jail:
         if os.geteuid() == 0:
             os.chown(path, USERS[user], USERS[user])
 
-    def destroy(self) -> None:
-        """End all processes and remove all files."""
+    def halt(self) -> None:
+        """End all processes. The files stay."""
         for pid in (self._pid, self._holder.pid):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -127,4 +144,9 @@ class Jail:
         self._holder.wait(10)
         for process in self.processes:
             process.wait(10)
+        self.processes.clear()
+
+    def destroy(self) -> None:
+        """End all processes and remove all files."""
+        self.halt()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -104,7 +104,7 @@ def sshd(directory: Path, *, port: int | None = None, **config: str) -> Iterator
         "PasswordAuthentication": "no",
         "PermitRootLogin": "prohibit-password",
         # bash would read ~/.bashrc before every command; of the developer's, which may be slow.
-        "SetEnv": "SHLVL=5",
+        "SetEnv": f"SHLVL=5 XDG_CACHE_HOME={directory / 'cache'}",
         **config,
     }
     (directory / "config").write_text("".join(f"{name} {value}\n" for name, value in lines.items()))

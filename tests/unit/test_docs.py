@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import operator
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,3 +243,25 @@ def test_the_tutorial_makes_a_task_as_it_is_written(tmp_path: Path, monkeypatch:
         )
         assert done.returncode == status, done.stdout
     assert "answer.json has the number of words" in text
+
+
+def contract_classes() -> Iterator[type]:
+    """The test classes of tests/contract that run the executor contract."""
+    for path in sorted((ROOT / "tests" / "contract").glob("test_executor_*.py")):
+        spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        with warnings.catch_warnings():
+            # The kit is imported already when the second module wants its assertions rewritten.
+            warnings.simplefilter("ignore", pytest.PytestAssertRewriteWarning)
+            spec.loader.exec_module(module)
+        yield from (found for name, found in vars(module).items() if name.startswith("Test"))
+
+
+def test_the_contract_says_what_each_executor_cannot_do() -> None:
+    """Every gap that a contract test knows is in the table, word for word."""
+    contract = page("agents.md").partition("\n## Contract\n")[2].partition("\n## ")[0]
+    found = {why for cls in contract_classes() for why in getattr(cls, "cannot", {}).values()}
+    assert len(found) > 4
+    assert [why for why in sorted(found) if why not in contract] == []

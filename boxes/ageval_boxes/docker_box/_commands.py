@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from ageval_boxes._processes import COOKIE
 from ageval_boxes.docker_box import _sweep
 from ageval_boxes.docker_box._engine import Engine, call
+from ageval_boxes.docker_box._options import USER
 from ageval_boxes.docker_box._stream import ExecStream
 from ageval_boxes.docker_box._transport import ExecTransport
 from pytest_ageval.box import TIMEOUT_EXIT, BoundedStream, ExecResult
@@ -256,3 +257,22 @@ async def _feed(stream: ExecStream, data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):  # a command may end without having read it all
         await stream.write(data)
     stream.close_stdin()
+
+
+def check_command(argv: Sequence[str], env: Mapping[str, str] | None, user: str | None) -> None:
+    """Raises BoxError ``environment_exec_invalid`` for what is no command, no variable or no user."""
+    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
+        raise BoxError("environment_exec_invalid", f"{argv!r} is not a command with its arguments")
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name + value:
+            raise BoxError("environment_exec_invalid", f"{name!r} is no environment variable")
+    if user is not None and not USER.fullmatch(user):
+        raise BoxError("environment_exec_invalid", f"{user!r} is no user")
+
+
+def any_path(path: str) -> PurePosixPath:
+    """`path` if it is absolute and without ``..``. Raises BoxError ``environment_path_invalid``."""
+    found = PurePosixPath(path)
+    if "\0" in path or ".." in found.parts or not found.is_absolute() or len(found.parts) < 2:
+        raise BoxError("environment_path_invalid", f"{path!r} is not an absolute path without '..'")
+    return found

@@ -134,12 +134,14 @@ class Project:
         variables: Mapping[str, str],
     ) -> None:
         self._engine = engine
-        self._file = file
+        self.file = file
         self._name = name
         self._work = work_dir
         self._labels = labels
         self._variables = variables
         self._cli: list[str] = []
+        #: Services whose health is waited for, and the last that their check said.
+        self.waiting: dict[str, str] = {}
         #: Container ids by service.
         self.containers: dict[str, str] = {}
         #: The network that the attempt's container joins.
@@ -150,10 +152,10 @@ class Project:
         import yaml
 
         self._cli = await _find_cli()
-        directory = self._file.parent
+        directory = self.file.parent
         first = self._work / "compose-main.json"
         await asyncio.to_thread(first.write_text, _MAIN_ALONE, "utf-8")
-        files = ("-f", str(first), "-f", str(self._file))
+        files = ("-f", str(first), "-f", str(self.file))
         text = await self._run(*files, "--project-directory", str(directory), "config")
         document = isolated(yaml.safe_load(text) or {}, directory, self._labels)
         if not document["services"]:
@@ -165,6 +167,13 @@ class Project:
         await self._run(*place, "up", "-d")
         await self._choose_network()
         await self._wait(set(document["services"]))
+
+    async def find(self) -> None:
+        """Know the services again that another process started with `up`."""
+        await self._choose_network()
+        query = {"label": f"{_PROJECT}={self._name}"}
+        for row in await call(self._engine.client.api.containers, all=True, filters=query):
+            self.containers[row["Labels"][_SERVICE]] = str(row["Id"])
 
     async def _choose_network(self) -> None:
         """The default network; where no service uses it, the first that there is."""
@@ -205,9 +214,12 @@ class Project:
                 f"the service {service} ended with exit code {state['ExitCode']}",
                 detail=await self._logs(found["Id"]),
             )
-        if state["Status"] in ("created", "restarting"):
-            return True
-        return bool(health) and health.get("Status") == "starting"
+        self.waiting.pop(service, None)
+        starting = bool(health) and health.get("Status") == "starting"
+        if starting:
+            log = (health.get("Log") or [{}])[-1]
+            self.waiting[service] = str(log.get("Output", "")).strip()[-500:] or "its check has not ended yet"
+        return starting or state["Status"] in ("created", "restarting")
 
     async def _logs(self, container: str) -> str | None:
         text = await call(self._engine.client.api.logs, container, tail=50)

@@ -8,7 +8,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ class Plan:
     #: The network without a way out, with ``egress: llm``.
     closed: str | None = None
     working_dir: str = WORKSPACE
+    #: Directories of the host that are seen read-only, and where; only with `files`.
+    shown: Sequence[tuple[Path, str]] = ()
 
 
 def agents_directory() -> Path:
@@ -61,8 +63,8 @@ def agents_directory() -> Path:
     return cache_root() / "agents"
 
 
-def create(engine: Engine, plan: Plan) -> str:
-    """Create the container; returns its id. Blocks."""
+def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
+    """Create the container; returns its id, and what the engine says that it cannot enforce. Blocks."""
     from docker.types import Mount
 
     api = engine.client.api
@@ -73,6 +75,11 @@ def create(engine: Engine, plan: Plan) -> str:
             # Mounts, not binds: a directory that the engine does not see is an error, not made.
             Mount(ROOT, str(plan.files.resolve()), type="bind"),
             Mount(AGENTS, str(agents_directory().resolve()), type="bind", read_only=True),
+            *(
+                Mount(target, str(source.resolve()), type="bind", read_only=True)
+                for source, target in plan.shown
+                if not _is_an_install(source, target)
+            ),
         ]
     network, endpoint = _network(engine, plan)
     host = api.create_host_config(
@@ -99,7 +106,14 @@ def create(engine: Engine, plan: Plan) -> str:
         healthcheck={"test": ["NONE"]},
         platform=plan.options.platform,
     )
-    return str(made["Id"])
+    return str(made["Id"]), [str(words) for words in made.get("Warnings") or ()]
+
+
+def _is_an_install(source: Path, target: str) -> bool:
+    """It is seen there anyway, with all agents' installs."""
+    root = agents_directory().resolve()
+    real = source.resolve()
+    return real.is_relative_to(root) and target == f"{AGENTS}/{real.relative_to(root)}"
 
 
 def _network(engine: Engine, plan: Plan) -> tuple[str, Any]:
@@ -129,6 +143,11 @@ def _limits(resources: Mapping[str, Any]) -> dict[str, Any]:
     if resources.get("gpus"):
         found["device_requests"] = [DeviceRequest(count=int(resources["gpus"]), capabilities=[["gpu"]])]
     return found
+
+
+def not_enforced(resources: Mapping[str, Any]) -> list[str]:
+    """What a task asks for and no container can be held to."""
+    return sorted({"storage_mb", "gpu_types"} & set(resources))
 
 
 def check_gpus(engine: Engine, resources: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ NAME = "ageval-egress"
 #: A resolver that does not exist: older engines would ask the host's for names outside of the network.
 NO_RESOLVER = "127.0.0.1"
 READY_SECONDS = 15.0
+#: Seconds for which a network is waited for that the engine has no addresses for.
+POOL_SECONDS = 30.0
 
 
 def rules(urls: Iterable[str], extra: Sequence[str]) -> list[str]:
@@ -49,7 +51,11 @@ def variables() -> dict[str, str]:
 
 
 async def open_network(engine: Engine, name: str, labels: Mapping[str, str]) -> str:
-    """Make the network without a way out; returns its name."""
+    """Make the network without a way out; returns its name.
+
+    Other attempts give theirs back when they end: where none is left, it is waited for. Then raises BoxError
+    ``environment_networks_used_up``.
+    """
 
     def make() -> None:
         engine.client.api.create_network(
@@ -61,8 +67,17 @@ async def open_network(engine: Engine, name: str, labels: Mapping[str, str]) -> 
             options={"com.docker.network.bridge.inhibit_ipv4": "true"},
         )
 
-    await call(make)
-    return name
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + POOL_SECONDS
+    while True:
+        try:
+            await call(make)
+        except BoxError as error:
+            if error.title != "environment_networks_used_up" or loop.time() > deadline:
+                raise
+            await asyncio.sleep(1)
+        else:
+            return name
 
 
 async def start_proxy(

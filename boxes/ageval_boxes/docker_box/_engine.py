@@ -104,10 +104,7 @@ def connect() -> Engine:
         known = _clients.get((os.getpid(), host))
         if known is not None:
             return known
-        if not host.startswith(("unix://", "tcp://", "http://", "https://")):
-            raise BoxError(
-                "environment_preflight_failed", f"the engine {host}: only unix:// and tcp:// are supported"
-            )
+        _check_host(host)
         try:
             _knock(host)
             tls = _tls(host)
@@ -122,11 +119,40 @@ def connect() -> Engine:
         return found
 
 
-def _knock(host: str) -> None:
+def ping(seconds: float) -> None:
+    """Ask the engine whether it is there, with a client that is not kept.
+
+    Raises BoxError as `connect` does.
+    """
+    import docker
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    host = engine_host()
+    _check_host(host)
+    try:
+        _knock(host, seconds)
+        client = docker.DockerClient(base_url=host, tls=_tls(host) or False, timeout=seconds, version="auto")
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except (DockerException, RequestException, OSError) as error:
+        raise unreachable(host, error) from error
+
+
+def _check_host(host: str) -> None:
+    if not host.startswith(("unix://", "tcp://", "http://", "https://")):
+        raise BoxError(
+            "environment_preflight_failed", f"the engine {host}: only unix:// and tcp:// are supported"
+        )
+
+
+def _knock(host: str, seconds: float = 10) -> None:
     """Connect and go: the SDK leaves a socket open for each try at an engine that is not there."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(10)
+            probe.settimeout(seconds)
             probe.connect(host.removeprefix("unix://"))
 
 
@@ -190,6 +216,8 @@ _WORDS = (
     ("manifest unknown", "environment_image_unresolved"),
     ("no matching manifest", "environment_image_unresolved"),
     ("could not select device driver", "environment_gpu_unavailable"),
+    ("address pools have been fully subnetted", "environment_networks_used_up"),
+    ("could not find an available, non-overlapping ipv4 address pool", "environment_networks_used_up"),
 )
 
 

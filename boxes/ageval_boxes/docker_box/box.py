@@ -9,15 +9,27 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ageval_boxes import _leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, get, give, put, remove_tree
-from ageval_boxes.docker_box import _compose, _container, _copies, _egress, _images, _layout, _owner
-from ageval_boxes.docker_box._commands import Commands
+from ageval_boxes.docker_box import (
+    _adopt,
+    _check,
+    _compose,
+    _container,
+    _copies,
+    _egress,
+    _images,
+    _layers,
+    _layout,
+    _owner,
+)
+from ageval_boxes.docker_box._commands import Commands, any_path, check_command
 from ageval_boxes.docker_box._engine import Engine, call, connect, failure
-from ageval_boxes.docker_box._options import USER, DockerOptions
+from ageval_boxes.docker_box._options import DockerOptions
 from ageval_boxes.docker_box._transport import ExecTransport
 from pytest_ageval.box import (
     ARTIFACTS,
@@ -28,6 +40,8 @@ from pytest_ageval.box import (
     Box,
     BoxSpec,
     ExecResult,
+    Leftover,
+    ProbeStatus,
     StdioTransport,
     check_path,
     work_parent,
@@ -45,6 +59,7 @@ class DockerBox(Box):
     """
 
     kind = "docker"
+    makes_images: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"exec", "upload", "download", "attach_stdio", "uid_gid", "path_views", "compose"}
     )
@@ -70,7 +85,7 @@ class DockerBox(Box):
         self._files = spec.work_dir / "box"
         self._staging = spec.work_dir / "staging"
         self._transports: list[ExecTransport] = []
-        self._creating: asyncio.Future[str] | None = None
+        self._creating: asyncio.Future[tuple[str, list[str]]] | None = None
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -96,6 +111,8 @@ class DockerBox(Box):
         if self._state != "new":
             raise BoxError("environment_already_started", f"this box is {self._state}")
         self._state = "starting"
+        for layer in self.spec.layers:
+            _layers.check(layer)
         await self.preflight()
         engine = await self._connect()
         self._choose_user(engine)
@@ -107,9 +124,13 @@ class DockerBox(Box):
         await self._open_services(engine)
         await self._close_network(engine)
         await self._open_container(engine, image)
-        user = f"{self._user[0]}:{self._user[1]}"
+        user = None
         if self._foreign:
             user, self._user = await _layout.prepare(engine, self._container_id, image, self.options)
+        self._begin(engine, user)
+
+    def _begin(self, engine: Engine, user: str | None = None) -> None:
+        user = user or f"{self._user[0]}:{self._user[1]}"
         self._commands = Commands(engine, self._container_id, user, self._variables())
         self._state = "started"
 
@@ -123,8 +144,7 @@ class DockerBox(Box):
         local = engine.socket is not None
         root = os.geteuid() == 0 and own == 0
         self._shared = local and own is not None and (root or self._user[0] == own) and not self._foreign
-        asked = sorted({"storage_mb"} & set(self.spec.resources))
-        if asked:
+        if asked := _container.not_enforced(self.spec.resources):
             self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
 
     def _make_directories(self) -> None:
@@ -132,16 +152,18 @@ class DockerBox(Box):
         if work_parent() in work.parents:
             _leftovers.default_work_parent()
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note = {**_leftovers.marker(self._id, self.spec.labels), "kind": self.kind}
         # Exclusive: two boxes never share a directory.
         with (work / _leftovers.MARKER).open("x", encoding="utf-8") as file:
             self._owned = True
-            json.dump(note, file)
+            json.dump(self._note(self._id), file)
         for path in (WORKSPACE, HOME, ARTIFACTS):
             (self._files / PurePosixPath(path).name).mkdir(parents=True)
         self._files.chmod(0o755)
         if self._gives_to is not None:
             give(self._files, self._gives_to)
+
+    def _note(self, box_id: str) -> dict[str, Any]:
+        return {**_leftovers.marker(box_id, self.spec.labels), "kind": self.kind}
 
     @property
     def _gives_to(self) -> tuple[int, int] | None:
@@ -149,7 +171,7 @@ class DockerBox(Box):
         return self._user if self._shared and os.geteuid() == 0 and self._user != (0, 0) else None
 
     async def _image(self, engine: Engine) -> str:
-        recipe, context = self._recipe()
+        recipe, context = _images.recipe_of(self.spec.task_root, self.options)
         return await _images.resolve(
             engine,
             image=self.options.named_image,
@@ -164,28 +186,8 @@ class DockerBox(Box):
         # An image outlives its attempt: only who made it.
         return {k: v for k, v in self.spec.labels.items() if k == "ageval.run"}
 
-    def _recipe(self) -> tuple[Path | None, Path | None]:
-        root = self.spec.task_root
-        if root is None:
-            return None, None
-        given = self.options.dockerfile
-        recipe = root / (given or "environment/Dockerfile")
-        if given and not (recipe.is_file() and recipe.resolve().is_relative_to(root.resolve())):
-            raise BoxError(
-                "environment_image_unresolved", f"the option dockerfile: no file {given} in {root}"
-            )
-        if not recipe.is_file():
-            return None, None
-        context = root / (self.options.build_context or "")
-        if not (context.is_dir() and context.resolve().is_relative_to(root.resolve())):
-            raise BoxError(
-                "environment_image_unresolved",
-                f"the option build_context: no directory {self.options.build_context} in {root}",
-            )
-        return recipe, context
-
     def _labels(self) -> dict[str, str]:
-        return _owner.labels(self._id, self.spec.labels)
+        return _owner.labels(self._id, self.spec.labels, self.spec.work_dir)
 
     async def _open_services(self, engine: Engine) -> None:
         file = _compose.find(self.spec.task_root) if self.options.services else None
@@ -196,7 +198,17 @@ class DockerBox(Box):
                     f"network {self.options.network}: there are no compose services",
                 )
             return
-        self._compose = _compose.Project(
+        self._compose = self._project(engine, file)
+        try:
+            await self._compose.up()
+        except asyncio.CancelledError:
+            # Whoever had no more patience should know for what.
+            rows = self._compose.waiting.items()
+            self.warnings += [f"the service {name} was not healthy yet: {said}" for name, said in rows]
+            raise
+
+    def _project(self, engine: Engine, file: Path) -> _compose.Project:
+        return _compose.Project(
             engine,
             file,
             f"ageval-{self._id[:10]}",
@@ -204,7 +216,6 @@ class DockerBox(Box):
             self._labels(),
             self.options.environment,
         )
-        await self._compose.up()
 
     async def _close_network(self, engine: Engine) -> None:
         if self.options.egress == "off":
@@ -220,11 +231,17 @@ class DockerBox(Box):
         allowed = _egress.rules(self.spec.model_urls, self.options.egress_allow)
         await _egress.start_proxy(engine, base, self._closed, allowed, labels)
 
+    async def _with_layers(self, engine: Engine, image: str) -> str:
+        """`image` with the layers that are not shown from the host."""
+        layers = [row for row in self.spec.layers if row.dest is None or not self._shared]
+        labels = self._image_labels()
+        return await _layers.stack(engine, image, layers, platform=self.options.platform, labels=labels)
+
     async def _open_container(self, engine: Engine, image: str) -> None:
-        if not await self._create(engine, image):
+        if not await self._create(engine, await self._with_layers(engine, image)):
             # The engine is elsewhere, although its socket is here.
             self._shared = False
-            await self._create(engine, image)
+            await self._create(engine, await self._with_layers(engine, image))
         try:
             if not self._shared and not self._foreign:
                 await call(_container.make_directories, engine, self._container_id, self._user)
@@ -244,15 +261,17 @@ class DockerBox(Box):
             project=self._compose,
             closed=self._closed,
             working_dir="/" if self._foreign else WORKSPACE,
+            shown=_layers.shown(self.spec.layers),
         )
         self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
         try:
             # Shielded: a container that is being made when we are cancelled must be known to `stop`.
-            self._container_id = await asyncio.shield(self._creating)
+            self._container_id, said = await asyncio.shield(self._creating)
         except BoxError as error:
             if self._shared and "bind source path does not exist" in error.message:
                 return False
             raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+        self.warnings += said
         return True
 
     @property
@@ -279,20 +298,64 @@ class DockerBox(Box):
         """Shows an agent's runtime to the box and says where; None where no host file can be shown."""
         return _container.expose if self._shared else None
 
+    def visible_path(self, path: str) -> str:
+        """`path` as it is, if it is below /attempt."""
+        return str(check_path(path))
+
     def host_path(self, path: str) -> Path | None:
         """Where `path` is on the host; None where the box's files are copied."""
         check_path(path)
         return self._files.joinpath(*PurePosixPath(path).parts[2:]) if self._shared else None
 
+    # -- a box of another process --------------------------------------------------------------------
+
     def handle(self) -> dict[str, Any]:
-        """Kind, container, work directory and the labels by which it is found."""
+        """Kind, container, work directory, labels, and what `attach` needs to know of how it was opened."""
         return {
             "kind": self.kind,
             "id": self._id,
             "container": self._container_id,
             "work_dir": str(self.spec.work_dir),
             "labels": self._labels(),
+            "user": list(self._user),
+            "shared": self._shared,
+            "network": self._closed,
+            "compose": None if self._compose is None else str(self._compose.file),
         }
+
+    async def probe(self, handle: Mapping[str, Any]) -> ProbeStatus:
+        """See `Box.probe`. Without ``background: keep`` any process but the container's own makes it busy."""
+        return await call(_adopt.probe, await self._connect(), handle, self.kind, keep=self._keeps)
+
+    async def attach(self, handle: Mapping[str, Any]) -> None:
+        """Take over; see `Box.attach`. The work directory, user and network are those of the handle.
+
+        A container that has stopped, as with its engine, is started again.
+        """
+        if self._state != "new":
+            raise BoxError("environment_already_started", f"this box is {self._state}")
+        _adopt.refuse_other(handle, self.kind)
+        engine = await self._connect()
+        note = self._note(handle["id"])
+        await call(_adopt.take_over, engine, handle, self.kind, note, keep=self._keeps)
+        # From here on `stop` removes it.
+        self._state, self._owned = "starting", True
+        self._id, self._container_id = handle["id"], handle["container"]
+        self.spec = replace(self.spec, work_dir=Path(handle["work_dir"]))
+        self._files, self._staging = self.spec.work_dir / "box", self.spec.work_dir / "staging"
+        self._shared = bool(handle.get("shared"))
+        uid, gid = handle.get("user") or self._user
+        self._user = (int(uid), int(gid))
+        self._closed = handle.get("network")
+        if handle.get("compose"):
+            self._compose = self._project(engine, Path(handle["compose"]))
+            await self._compose.find()
+        self._begin(engine)
+
+    async def discard(self, handle: Mapping[str, Any]) -> None:
+        """Remove; see `Box.discard`."""
+        _adopt.refuse_other(handle, self.kind)
+        await call(_adopt.discard, await self._connect(), handle, self.kind)
 
     @property
     def _running(self) -> Commands:
@@ -320,7 +383,7 @@ class DockerBox(Box):
         memory, ``environment_gone`` when the container is no longer there.
         """
         commands = self._running
-        _check(argv, env, user)
+        check_command(argv, env, user)
         if service is not None:
             target = await self._service(service)
             commands = commands.of(target)
@@ -344,7 +407,7 @@ class DockerBox(Box):
     ) -> StdioTransport:
         """Start a long-lived process; see `Box.attach_stdio`."""
         commands = self._running
-        _check(argv, env, user)
+        check_command(argv, env, user)
         place = WORKSPACE if cwd is None else str(check_path(cwd))
         if self._gives_to is not None:
             # What run.py wrote into the workspace as root, the agent must be able to change.
@@ -373,7 +436,7 @@ class DockerBox(Box):
         With `service`, `dest` is any absolute path of that service's container.
         """
         commands = self._running
-        path = _any_path(dest) if service is not None else check_path(dest)
+        path = any_path(dest) if service is not None else check_path(dest)
         if service is None and len(path.parts) == 2:
             raise BoxError("environment_path_invalid", f"{dest} cannot be replaced as a whole")
         try:
@@ -405,7 +468,7 @@ class DockerBox(Box):
         FIFOs, sockets, devices and unreadable files are left out (`warnings`).
         """
         commands = self._running
-        path = _any_path(source) if service is not None else check_path(source)
+        path = any_path(source) if service is not None else check_path(source)
         budget = Budget("environment_download_too_large", self.download_bytes, self.download_files)
         try:
             if self._shared and service is None:
@@ -468,31 +531,24 @@ class DockerBox(Box):
                 (work / _leftovers.MARKER).unlink()
 
     @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """The SDK is missing, or no engine answers."""
+        return _check.why_not()
+
+    @classmethod
+    def leftovers(cls, labels: Mapping[str, str]) -> list[Leftover]:
+        """A row for each box: its containers, networks, volumes and its directory on this host."""
+        return _owner.leftovers(cls.kind, labels)
+
+    @classmethod
     def reap(cls, labels: Mapping[str, str]) -> list[str]:
         """Remove what boxes with these labels left on the engine, and their directories.
 
         Boxes of another process that still runs are spared. No engine: nothing is left.
         """
         try:
-            return _owner.reap(labels)
+            return _owner.reap(cls.kind, labels)
         except BoxError as error:
             if error.title in ("environment_daemon_unreachable", "environment_preflight_failed"):
                 return []
             raise
-
-
-def _check(argv: Sequence[str], env: Mapping[str, str] | None, user: str | None) -> None:
-    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
-        raise BoxError("environment_exec_invalid", f"{argv!r} is not a command with its arguments")
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name + value:
-            raise BoxError("environment_exec_invalid", f"{name!r} is no environment variable")
-    if user is not None and not USER.fullmatch(user):
-        raise BoxError("environment_exec_invalid", f"{user!r} is no user")
-
-
-def _any_path(path: str) -> PurePosixPath:
-    found = PurePosixPath(path)
-    if "\0" in path or ".." in found.parts or not found.is_absolute() or len(found.parts) < 2:
-        raise BoxError("environment_path_invalid", f"{path!r} is not an absolute path without '..'")
-    return found

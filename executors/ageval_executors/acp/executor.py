@@ -9,10 +9,11 @@ import msgspec
 
 from ageval_executors.acp.install import ensure_runtime, find_installed
 from ageval_executors.acp.launch import build_launch, resolve_key, write_files
+from ageval_executors.acp.layers import image_layers
 from ageval_executors.acp.native import NativeSession, is_alone
 from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.peer import RpcError, require_library
-from ageval_executors.acp.results import TurnEnd, build_result, dead_result
+from ageval_executors.acp.results import TurnEnd, build_result, dead_result, hidden, over_result
 from pytest_ageval.errors import BoxError, ExecutorError
 from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ageval_executors.acp.turn import Turn
-    from pytest_ageval.box import Box
+    from pytest_ageval.box import Box, ImageLayer
 
 #: Seconds after the prompt's result in which updates still belong to the turn.
 DRAIN_SECONDS = 0.25
@@ -39,22 +40,23 @@ class AcpExecutor(Executor):
     requires_box: ClassVar[frozenset[str]] = frozenset({"attach_stdio", "exec"})
     supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
     supported_model_fields: ClassVar[frozenset[str]] = frozenset({"reasoning_effort", "timeout", "watchdog"})
+    #: As far as the agent can load sessions: see `resume_token`.
+    resumable: ClassVar[bool] = True
     Options = AcpOptions
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.options: AcpOptions
         self.entry = self.options.resolve()
-        #: Set before `open` to continue a native session (``native_session_id`` of an earlier one).
-        self.resume_from: str | None = None
         self._native: NativeSession | None = None
+        self._turns = 0
         self._running: asyncio.Task[dict[str, Any]] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._stop_reason: str | None = None
 
     @property
     def native_session_id(self) -> str | None:
-        """The agent's own id of the session, for a later `resume_from`."""
+        """The agent's own id of the session."""
         return self._native.id if self._native is not None else None
 
     @property
@@ -88,6 +90,12 @@ class AcpExecutor(Executor):
         return "installed before its first run" if found is None else f"installed in {found}"
 
     @classmethod
+    async def image_layers(cls, options: Mapping[str, Any]) -> Sequence[ImageLayer]:
+        """Node and the agent's packages, installed on this machine."""
+        asked = msgspec.convert(dict(options), AcpOptions)
+        return await image_layers(asked.resolve(), runtime=asked.runtime, node=asked.node)
+
+    @classmethod
     async def prepare(cls, session: Session) -> None:
         """Install the agent, and refuse what the run would refuse: missing library, key, Node."""
         executor = cls(session)
@@ -108,6 +116,32 @@ class AcpExecutor(Executor):
 
     async def open(self) -> None:
         """Start the agent and open its session, within ``start_timeout_seconds`` for each step."""
+        await self._start(None)
+
+    def resume_token(self) -> dict[str, Any] | None:
+        """The agent's own id of the session; None before its first turn, or if it cannot load sessions.
+
+        The session itself is in the agent's files below HOME in the box.
+        """
+        native = self._native
+        if native is None or not self._turns or native.resume_method is None:
+            return None
+        return {"native_session_id": native.id, "turns": self._turns}
+
+    async def resume(self, token: Mapping[str, Any]) -> None:
+        """Start the agent and load the session: ``session/load``, else ``session/resume``.
+
+        Whether it is the old session is seen from what the agent replays, not from its answer. An agent
+        that replays nothing (``session/resume``) and refuses the first prompt without a word has lost
+        it: that turn's error is ``session_gone``.
+        """
+        found, turns = token.get("native_session_id"), token.get("turns")
+        if not isinstance(found, str) or not found or not isinstance(turns, int):
+            raise ExecutorError("resume_token_invalid", "the token names no session of an ACP agent")
+        await self._start(found)
+        self._turns = turns
+
+    async def _start(self, resume: str | None) -> None:
         require_library()
         self._check_policy()
         box = self._box()
@@ -123,10 +157,15 @@ class AcpExecutor(Executor):
         await write_files(box, launch)
         self._native = NativeSession(self.session, self.entry, launch, box, self.policy)
         try:
-            await self._native.start(self._start_timeout(), mode=self.options.mode, resume=self.resume_from)
+            await self._native.start(self._start_timeout(), mode=self.options.mode, resume=resume)
         except BoxError as error:
             await self.close()
             raise ExecutorError("acp_start_failed", f"could not start {launch.command!r}: {error}") from error
+        except ExecutorError as error:
+            await self.close()
+            # What an agent printed before it died may hold its key.
+            message, detail = (hidden(self.session, text) for text in (error.message, error.detail))
+            raise ExecutorError(error.title, message, detail=detail) from None
         except BaseException:
             await self.close()
             raise
@@ -171,7 +210,10 @@ class AcpExecutor(Executor):
         native = self._native
         if native is None or native.dead is not None:
             why = native.dead if native is not None else None
-            return dead_result(why or "the session is not open")
+            return dead_result(hidden(self.session, why or "the session is not open"))
+        left = self.session.remaining()
+        if left is not None and left <= 0:
+            return over_result()
         if tools:
             native.warn("acp_tools_ignored", "an ACP agent has tools of its own")
         if messages and not is_alone(messages, prompt):
@@ -181,8 +223,8 @@ class AcpExecutor(Executor):
         try:
             end = await self._run_turn(native, prompt)
             if end.result is not None and native.doubtful and _is_empty_refusal(end.result, turn):
-                await native.renew(self._start_timeout())
-                end = await self._run_turn(native, prompt)
+                native.dead = f"the agent does not have the session {native.id}, which it said to resume"
+                end = TurnEnd(lost=f"session_gone: {native.dead}")
             if end.result is not None and end.stopped is None:
                 await self._drain(turn)
         except asyncio.CancelledError:
@@ -195,6 +237,7 @@ class AcpExecutor(Executor):
         finally:
             native.turn = self._running = None
         native.doubtful = False
+        self._turns += end.result is not None
         return await build_result(self.session, native, turn, end)
 
     async def _run_turn(self, native: NativeSession, prompt: str) -> TurnEnd:
@@ -218,7 +261,9 @@ class AcpExecutor(Executor):
     async def _watch(self, native: NativeSession, running: asyncio.Task[dict[str, Any]]) -> None:
         """Wait for the turn's end; stop it when it takes too long or is silent for too long."""
         loop = asyncio.get_running_loop()
-        started, limit = loop.time(), self.session.model.timeout
+        started, limit, left = loop.time(), self.session.model.timeout, self.session.remaining()
+        phase = left is not None and (limit is None or left < limit)
+        limit = left if phase else limit
         silence = self.options.idle_timeout_seconds or self.session.model.watchdog
         native.wire.last_activity = started
         while not running.done():
@@ -232,7 +277,8 @@ class AcpExecutor(Executor):
                 waits.append(native.wire.last_activity + silence - loop.time())
             if waits and min(waits) <= 0:
                 over = limit is not None and waits[0] <= 0
-                await self._stop(native, running, "acp_timeout" if over else "acp_idle_timeout")
+                reason = "wall_time_exceeded" if phase else "acp_timeout"
+                await self._stop(native, running, reason if over else "acp_idle_timeout")
                 return
             await asyncio.wait({running}, timeout=min(waits) if waits else None)
 

@@ -3,7 +3,9 @@
 On a box that shares the host's files the install is kept in a cache directory of the host
 (``$XDG_CACHE_HOME/pytest-ageval/agents/<entry>-<digest>``); the digest covers names, versions,
 platform and Node's major version. It is made under a lock, in a directory of another name that is
-renamed when it is complete. In any other box it is made inside, below /attempt/home.
+renamed when it is complete. A box that is made from an image of its own gets it as a layer (`layers`).
+In any other box it is made inside: below `Box.cache_path`, where the box's machine keeps one, under the
+same rules; else below /attempt/home.
 """
 
 from __future__ import annotations
@@ -282,24 +284,58 @@ async def _run_npm(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> tu
 
 # -- install in the box ----------------------------------------------------------------------------
 
-_PROBE = 'uname -m; node --version 2>/dev/null || echo none; test -f "$1" && echo installed || echo missing'
-_INSTALL = (
-    'mkdir -p "$1" && cd "$1" && cat > package.json && npm install {flags} 2>&1 && cp package.json "$2"'
-)
+_PROBE = "uname -m; node --version 2>/dev/null || echo none"
+
+# $1: the directory of all installs, $2: the name of this one, $3: the marker. Others may do the same at
+# the same time, in other boxes: who makes the lock installs. It is kept fresh by a process that ends
+# with its maker; one that is not fresh any more is of an install that was killed. That two install at
+# once is then possible and does no harm: each has a directory of its own, and the last rename counts.
+_INSTALL = r"""
+target=$1/$2 lock=$1/.$2.lock stage=$1/.$2.$$-${AGEVAL_ATTEMPT_ID:-0}.part
+mkdir -p -- "$1" || exit 1
+waited=
+while ! mkdir -- "$lock" 2>/dev/null; do
+  [ -f "$target/$3" ] && exit 0
+  beat=$(cat "$lock/beat" 2>/dev/null) || beat=
+  if [ "$beat" != "$last" ] || [ -z "$waited" ]; then last=$beat since=$(date +%s); fi
+  if [ $(($(date +%s) - since)) -gt STALE ]; then rm -rf -- "$lock"; fi
+  waited=1
+  sleep 0.5
+done
+( while kill -0 $$ 2>/dev/null && [ -d "$lock" ]; do
+    date +%s.$$ > "$lock/beat.new" && mv -- "$lock/beat.new" "$lock/beat"
+    sleep 2
+  done ) > /dev/null 2>&1 < /dev/null &
+trap 'rm -rf -- "$lock" "$stage"' EXIT
+trap 'exit 1' HUP INT TERM
+[ -f "$target/$3" ] && exit 0
+find "$1" -maxdepth 1 -name ".$2.*.part" -mmin +60 -exec rm -rf -- {} + 2>/dev/null
+mkdir -- "$stage" && cd -- "$stage" && cat > package.json || exit 1
+npm install FLAGS 2>&1 || exit 1
+cp package.json "$3" || exit 1
+cd / && chmod 755 -- "$stage" || exit 1
+[ -f "$target/$3" ] || rm -rf -- "$target"
+mv -- "$stage" "$target"
+"""
+
+#: Seconds without a sign of life after which the lock of another install counts as left.
+STALE_SECONDS = 30
 
 
 async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_install: bool) -> Runtime:
     """As `install_on_host`, inside the box with the box's own Node and npm."""
-    names = install_name(entry, "box", 0)
-    directory = box.visible_path(f"{IN_BOX}/{names}")
-    marker = f"{directory}/{MARKER}"
-    found = await box.exec(["sh", "-c", _PROBE, "sh", marker], timeout=60)
-    machine, version, state = [*found.stdout.split("\n"), "", "", ""][:3]
-    runtime = Runtime(directory, node or "node", platform_name(machine))
+    found = await box.exec(["sh", "-c", _PROBE], timeout=60)
+    machine, version = [*found.stdout.split("\n"), "", ""][:2]
     here = parse_version(version)
     if entry.node is not None and here is not None and here < entry.node and node is None:
         raise node_too_old(entry, f"the box has {version}")
-    if state == "installed":
+    # What is kept can meet another Node, or another machine that shares the directory.
+    kept = box.cache_path()
+    base = f"{kept}/agents" if kept else box.visible_path(IN_BOX)
+    name = install_name(entry, platform_name(machine), here[0] if here else 0)
+    directory = f"{base}/{name}"
+    runtime = Runtime(directory, node or "node", platform_name(machine))
+    if (await box.exec(["test", "-f", f"{directory}/{MARKER}"], timeout=60)).ok:
         return runtime
     if here is None or not may_install:
         why = "has no node" if here is None else "does not hold its packages"
@@ -309,14 +345,15 @@ async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_instal
             "use an image with Node and npm, or the option runtime",
         )
     log.info("installing the agent %s in the box (%s)", entry.name, _listed(entry.packages))
-    command = _INSTALL.format(flags=" ".join(_NPM_FLAGS))
+    command = _INSTALL.replace("FLAGS", " ".join(_NPM_FLAGS)).replace("STALE", str(STALE_SECONDS))
     done = await box.exec(
-        ["sh", "-c", command, "sh", directory, marker],
+        ["sh", "-c", command, "sh", base, name, MARKER],
         stdin=package_json(entry).encode(),
         timeout=INSTALL_SECONDS,
     )
     if not done.ok:
-        raise install_failed(entry, f"exit code {done.exit_code} in the box", done.stdout)
+        output = f"{done.stdout}\n{done.stderr}"
+        raise install_failed(entry, f"exit code {done.exit_code} in the box", output)
     return runtime
 
 
@@ -350,6 +387,12 @@ async def ensure_runtime(
     """The runtime of `entry` for `box`, visible in it. Installs only if `may_install`."""
     if not entry.packages and runtime is None:
         return Runtime("", node or "node", platform_name(platform.machine()))
+    if runtime is None and box.spec.layers:
+        from ageval_executors.acp.layers import runtime_in_image
+
+        found = await runtime_in_image(entry, box, node)
+        if found is not None:
+            return found
     if not shares_host_files(box):
         if runtime is not None:
             machine = await box.exec(["uname", "-m"], timeout=60)

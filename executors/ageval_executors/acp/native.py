@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ageval_executors.acp.outcome import METHOD_NOT_FOUND
+from ageval_executors.acp.outcome import AUTH_REQUIRED, METHOD_NOT_FOUND
 from ageval_executors.acp.peer import Peer, RpcError
 from ageval_executors.acp.turn import Turn
 from ageval_executors.acp.usage import UsageTracker
@@ -28,6 +28,12 @@ log = logging.getLogger("pytest_ageval.acp")
 
 #: Seconds, all in all, that a cancelled turn gets before the agent is ended.
 CANCEL_SECONDS = 5.0
+#: Seconds after the answer to session/load in which the first update of the replay must have come.
+REPLAY_SECONDS = 2.0
+#: Kinds of updates that a session has only if something was said in it.
+_SAID = frozenset(
+    {"user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update"}
+)
 #: Updates between turns that are kept for the next turn's record.
 UNSOLICITED_KEPT = 200
 
@@ -51,10 +57,11 @@ class NativeSession:
         self.dead: str | None = None
         self.replayed = 0
         self.foreign_updates = 0
-        #: A loaded session that replayed nothing: the agent may have made a new one and not said so.
+        #: A resumed session, which replays nothing: the agent may have made a new one and not said so.
         self.doubtful = False
         self._box = box
         self._loading = False
+        self._replayed = asyncio.Event()
         self._unsolicited: list[tuple[Any, int]] = []
         self._wire: Wire | None = None
         self._peer: Peer | None = None
@@ -97,8 +104,8 @@ class NativeSession:
         await self._set_effort(timeout, opened)
 
     async def _open(self, timeout: float, resume: str | None) -> dict[str, Any]:
-        if resume is not None and (opened := await self._load(timeout, resume)) is not None:
-            return opened
+        if resume is not None:
+            return await self._continue(timeout, resume)
         opened = await self._step("session/new", timeout, self.peer.new_session(self.cwd))
         found = opened.get("sessionId")
         if not isinstance(found, str) or not found:
@@ -109,35 +116,46 @@ class NativeSession:
         self.id = found
         return opened
 
-    async def _load(self, timeout: float, resume: str) -> dict[str, Any] | None:
+    @property
+    def resume_method(self) -> str | None:
+        """How the agent continues a session of an earlier process; None: it cannot."""
         capabilities = self.agent.get("agentCapabilities")
-        if not (isinstance(capabilities, Mapping) and capabilities.get("loadSession") is True):
-            self.warn("acp_resume_unsupported", "the agent cannot load sessions; starting a new one")
-            return None
-        self.id, self._loading = resume, True
+        found = capabilities if isinstance(capabilities, Mapping) else {}
+        if found.get("loadSession") is True:
+            return "session/load"
+        session = found.get("sessionCapabilities")
+        resume = isinstance(session, Mapping) and isinstance(session.get("resume"), Mapping)
+        return "session/resume" if resume else None
+
+    async def _continue(self, timeout: float, session_id: str) -> dict[str, Any]:
+        """Load the session. An agent's yes is no proof: some say yes to any id, and begin a new one."""
+        method = self.resume_method
+        if method is None:
+            raise ExecutorError("resume_unsupported", "the agent can neither load nor resume a session")
+        load = method == "session/load"
+        call = self.peer.load_session if load else self.peer.resume_session
+        self.id, self._loading = session_id, True
         try:
-            opened = await asyncio.wait_for(self.peer.load_session(self.cwd, resume), timeout)
+            opened = await self._rpc(method, timeout, call(self.cwd, session_id))
+            if load and not await self._replay_arrives():
+                raise ExecutorError(
+                    "session_gone",
+                    f"the agent said that it loaded the session {session_id}, and replayed nothing of it",
+                )
         except RpcError as error:
-            self.id = None
-            self.warn("acp_resume_failed", f"session/load: {error}; starting a new session")
-            return None
-        except (TimeoutError, ConnectionError) as error:
-            raise await self._failed("session/load", timeout, error) from error
+            auth = error.failure.code == AUTH_REQUIRED
+            title = error.failure.title if auth else "session_gone"
+            raise ExecutorError(title, f"{method} of {session_id}: {error}") from error
         finally:
             self._loading = False
         self.usage.replayed()
-        self.doubtful = self.replayed == 0
+        self.doubtful = not load
         return opened
 
-    async def renew(self, timeout: float) -> None:
-        """Replace a session that could not be resumed after all."""
-        self.warn(
-            "acp_resume_failed",
-            f"the agent said that it loaded session {self.id}, replayed nothing, and refused the "
-            "prompt; starting a new session",
-        )
-        self.id, self.doubtful = None, False
-        await self._open(timeout, None)
+    async def _replay_arrives(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._replayed.wait(), REPLAY_SECONDS)
+        return self._replayed.is_set()
 
     async def _set_mode(self, timeout: float, mode: str | None) -> None:
         wanted = mode or (self.entry.quiet_mode if self.policy == "allow" else None)
@@ -275,6 +293,8 @@ class NativeSession:
             self.usage.update(update)
         if self._loading:
             self.replayed += 1
+            if isinstance(update, Mapping) and update.get("sessionUpdate") in _SAID:
+                self._replayed.set()
         else:
             self._pass_on(update, size)
 

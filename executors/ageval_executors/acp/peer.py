@@ -114,6 +114,10 @@ class Peer:
         request = schema.LoadSessionRequest(cwd=cwd, mcp_servers=[], session_id=session_id)
         return await self.call("session/load", _dump(request))
 
+    async def resume_session(self, cwd: str, session_id: str) -> dict[str, Any]:
+        """``session/resume``: as `load_session`, and the agent replays nothing."""
+        return await self.call("session/resume", {"cwd": cwd, "mcpServers": [], "sessionId": session_id})
+
     async def prompt(self, session_id: str, text: str) -> dict[str, Any]:
         """``session/prompt``: the whole turn."""
         from acp import schema

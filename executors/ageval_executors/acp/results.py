@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ageval_executors._text import masked
 from ageval_executors.acp.journal import read_journal
 from ageval_executors.acp.outcome import (
     RpcFailure,
@@ -27,13 +28,18 @@ class TurnEnd:
     """Exactly one of: the prompt's `result`, a JSON-RPC `error`, or the connection was `lost`.
 
     `stopped` says that we ended the turn, and why: ``acp_cancelled``, ``acp_timeout``,
-    ``acp_idle_timeout``.
+    ``acp_idle_timeout``, ``wall_time_exceeded``.
     """
 
     result: dict[str, Any] | None = None
     error: RpcFailure | None = None
     lost: str | None = None
     stopped: str | None = None
+
+
+def over_result() -> AgentResult:
+    """No turn was begun: the time of the phase is up."""
+    return AgentResult(ok=False, error="wall_time_exceeded", status="timeout")
 
 
 def dead_result(why: str) -> AgentResult:
@@ -62,12 +68,13 @@ async def build_result(session: Session, native: NativeSession, turn: Turn, end:
     if found.ok:
         turn.complete(found.usage, found.stop_reason)
     else:
-        turn.abort(found.error or "")
+        turn.abort(hidden(session, found.error or ""))
     metadata["usage_raw"] = native.usage.raw
+    kept = {key: value for key, value in metadata.items() if value not in (None, {}, 0, "")}
     return AgentResult(
         text=turn.text,
         ok=found.ok,
-        error=found.error[:ERROR_LIMIT] if found.error else None,
+        error=hidden(session, found.error)[:ERROR_LIMIT] if found.error else None,
         usage=found.usage,
         stop_reason=found.stop_reason,
         status=found.status,
@@ -76,8 +83,13 @@ async def build_result(session: Session, native: NativeSession, turn: Turn, end:
         transient=found.transient,
         repeatable=turn.read_only and native.dead is None,
         retry_after=found.retry_after,
-        metadata={key: value for key, value in metadata.items() if value not in (None, {}, 0, "")},
+        metadata=hidden(session, kept),
     )
+
+
+def hidden(session: Session, value: Any) -> Any:
+    """`value` without the key: agents repeat their provider's message, and what they print."""
+    return masked(value, session.api_key, session.api_key_name)
 
 
 def _stopped(turn: Turn, end: TurnEnd) -> AgentResult:

@@ -81,6 +81,9 @@ class UsageTracker:
         self._cost: float | None = None
         self._cost_before: float | None = None
         self._cost_in_turn = False
+        self._base_unknown = False
+        #: The cost of the session so far is known; not so after a resume that did not tell it.
+        self._cost_known = True
 
     def start(self) -> None:
         """A turn begins: what was reported before (also by a replay) is not its own."""
@@ -110,10 +113,15 @@ class UsageTracker:
         return event
 
     def replayed(self) -> None:
-        """What a ``session/load`` replayed is the past; cumulative figures are counted from it."""
-        if self._seen is not None and self.rule.scope == "session":
+        """What a ``session/load`` replayed is the past; cumulative figures are counted from it.
+
+        Where it replayed no figures, what a turn adds to them is known from the second turn on.
+        """
+        if self.rule.scope == "session":
+            self._base_unknown = self._seen is None
             self._session = self._seen
         self._seen = None
+        self._cost_known = self._cost is not None
 
     def finish(self, result: Mapping[str, Any]) -> Usage:
         """The usage of a turn that ended with the prompt's `result`."""
@@ -131,6 +139,9 @@ class UsageTracker:
             return self._with_cost(Usage(unavailable=gap))
         if self.rule.scope == "session":
             counts, self._session = counts.minus(self._session), counts
+        if self._base_unknown:
+            self._base_unknown = False
+            return self._with_cost(Usage(source=source, unavailable="ambiguous"))
         usage = self._with_cost(self._read(counts, source))
         if self.rule.scope == "last_call" and usage.unavailable is None:
             usage = replace(usage, unavailable="partial", source=f"{source} (last call only)")
@@ -145,11 +156,16 @@ class UsageTracker:
         counts = self._seen
         if self.rule.scope == "session":
             counts, self._session = counts.minus(self._session), counts
+        if self._base_unknown:
+            return self._with_cost(Usage(source="usage_update", unavailable="ambiguous"))
         usage = self._with_cost(self._read(counts, "usage_update"))
         return usage if usage.unavailable else replace(usage, unavailable="partial")
 
     def _with_cost(self, usage: Usage) -> Usage:
         if not self._cost_in_turn or self._cost is None:
+            return usage
+        if not self._cost_known:
+            self._cost_known = True
             return usage
         cost = max(0.0, self._cost - (self._cost_before or 0.0))
         return replace(usage, cost_usd=cost, source=usage.source or "usage_update.cost")
@@ -171,7 +187,7 @@ class UsageTracker:
             cache_write_tokens=counts.write,
             reasoning_tokens=counts.thought,
             source=source,
-            unavailable="ambiguous" if ambiguous else None,
+            unavailable="ambiguous" if ambiguous else "partial" if None in (prompt, completion) else None,
         )
 
 

@@ -14,6 +14,7 @@ For the details of a failing assertion, put
 ``pytest.register_assert_rewrite("pytest_ageval.testing.box_contract")`` before the import.
 """
 
+from pytest_ageval.testing.box_contract.adoption import Adoption, Leftovers
 from pytest_ageval.testing.box_contract.commands import Ending, Exec
 from pytest_ageval.testing.box_contract.files import Files
 from pytest_ageval.testing.box_contract.lifecycle import Declaration, Lifecycle
@@ -22,9 +23,12 @@ from pytest_ageval.testing.box_contract.stdio import Stdio
 __all__ = ["BoxContract"]
 
 
-class BoxContract(Declaration, Lifecycle, Exec, Ending, Files, Stdio):
+class BoxContract(Declaration, Lifecycle, Exec, Ending, Files, Stdio, Leftovers, Adoption):
     """All of the contract. Subclass it, set `box_class` and `options`, and let pytest collect the class.
 
     Also to set: `isolated = False` for a kind whose processes see the host's files, `patience` for a
-    kind that is slow to start, and `make_spec` for one that needs more in its `BoxSpec`.
+    kind that is slow to start, and `make_spec` for one that needs more in its `BoxSpec`. What a kind
+    cannot do it says by `can_be_attached = False` (probe, attach, discard) and `can_be_reaped = False`
+    (leftovers, reap). `broken_options` are options that must fail. `box_class` must be importable by
+    another process: defined at the top of a module.
     """

@@ -84,6 +84,14 @@ class Hooks:
     isolated: ClassVar[bool] = True
     #: Seconds that `start` and one test together may take.
     patience: ClassVar[float] = 120
+    #: A box whose owner was killed can be found by its handle and taken over.
+    can_be_attached: ClassVar[bool] = True
+    #: What a killed process left is found by its labels.
+    can_be_reaped: ClassVar[bool] = True
+    #: Options with which no box can be opened (an image that is not there); None: there are none.
+    broken_options: ClassVar[Mapping[str, Any] | None] = None
+    #: A user and a group, as numbers, other than root's, for a kind with ``uid_gid``.
+    other_user: ClassVar[str] = "65534:65534"
 
     def make_spec(self, directory: Path) -> BoxSpec:
         """The specification of a box whose data set (with gold) and work directory lie below `directory`."""

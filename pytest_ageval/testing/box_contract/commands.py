@@ -152,6 +152,20 @@ class Exec(Hooks):
 
         drive(body)
 
+    def test_user(self, drive: Drive) -> None:
+        """With ``uid_gid`` a command runs as the `user` that was asked for, by number."""
+        self.needs("uid_gid")
+
+        async def body(box: Box) -> None:
+            for user in ("0:0", self.other_user):
+                done = await box.exec(["sh", "-c", 'printf "%s:%s" "$(id -u)" "$(id -g)"'], user=user)
+                assert done.stdout == user
+            with pytest.raises(BoxError) as refused:
+                await box.exec(["true"], user="no such\nuser")
+            assert reason(refused) == "environment_exec_invalid"
+
+        drive(body)
+
     def test_long_output_is_cut_in_the_middle(self, drive: Drive) -> None:
         """Of 3 MB on each stream, head and tail are kept, `truncated` says so, and nothing blocks."""
         script = "echo BEGIN; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo END"
@@ -253,6 +267,17 @@ class Ending(Hooks):
             done = await box.exec(["sh", "-c", "echo first; setsid sleep 60 & exit 0"], timeout=30)
             assert time.monotonic() - begun < 5
             assert (done.exit_code, done.stdout, done.timed_out) == (0, "first\n", False)
+
+        drive(body)
+
+    def test_killed_command_whose_streams_are_held(self, drive: Drive) -> None:
+        """A command that was killed (as when memory runs out) is told of soon, whoever holds its streams."""
+
+        async def body(box: Box) -> None:
+            begun = time.monotonic()
+            done = await box.exec(["sh", "-c", "echo first; setsid sleep 60 & kill -9 $$"], timeout=30)
+            assert time.monotonic() - begun < 5
+            assert (done.exit_code, done.stdout, done.timed_out) == (137, "first\n", False)
 
         drive(body)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -45,11 +47,59 @@ class Declaration(Hooks):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({**self.options, "no_such_option": 1}, self.box_class.Options)
 
+    def test_this_machine_can_open_it(self, spec: BoxSpec) -> None:
+        """Where these tests run `preflight` passes and `check` knows nothing against it."""
+        asyncio.run(self.box_class(spec).preflight())
+        assert self.box_class.check(self.options) is None
+
+    def test_options_that_cannot_work(self, spec: BoxSpec) -> None:
+        """`broken_options`: `start` (or `preflight`) fails with a title and words; `stop` leaves nothing."""
+        if self.broken_options is None:
+            pytest.skip("this kind names no options that cannot work")
+        broken = replace(spec, options=self.broken_options)
+
+        async def main() -> None:
+            box = self.box_class(broken)
+            with pytest.raises(BoxError) as refused:
+                await box.start()
+            assert reason(refused).startswith("environment_")
+            assert len(refused.value.message) > 10
+            with pytest.raises(BoxError) as unusable:
+                await box.exec(["true"])
+            assert reason(unusable) == "environment_not_started"
+            await box.stop()
+
+        asyncio.run(asyncio.wait_for(main(), self.patience))
+        assert self.box_class.leftovers(spec.labels) == []
+        assert not spec.work_dir.exists()
+
+    def test_paths_outside_have_no_name_in_the_box(self, drive: Drive) -> None:
+        """`visible_path` of a path that is not below ``/attempt``: ``environment_path_invalid``."""
+
+        async def body(box: Box) -> None:
+            for path in ("/etc/passwd", "workspace", f"{WORKSPACE}/../../etc"):
+                with pytest.raises(BoxError) as refused:
+                    box.visible_path(path)
+                assert reason(refused) == "environment_path_invalid"
+
+        drive(body)
+
+    def test_python_command(self, drive: Drive) -> None:
+        """`python_command` starts Python, in a box that has one."""
+
+        async def body(box: Box) -> None:
+            done = await box.exec([*box.python_command(), "-c", "print(6 * 7)"])
+            assert done.exit_code == 127 or done.stdout == "42\n"
+
+        drive(body)
+
     def test_handle_is_plain_data(self, drive: Drive) -> None:
-        """`handle()` of a started box can be written as JSON."""
+        """`handle()` of a started box can be written as JSON, and names the kind where it is of use."""
 
         async def body(box: Box) -> None:
             assert json.loads(json.dumps(box.handle())) == box.handle()
+            if self.can_be_attached:
+                assert box.handle()["kind"] == self.box_class.kind
 
         drive(body)
 
@@ -150,6 +200,51 @@ class Lifecycle(Hooks):
             assert not spec.work_dir.exists()
 
         asyncio.run(main())
+
+    def test_starts_again(self, spec: BoxSpec) -> None:
+        """After `stop` a second box of the same specification starts, empty."""
+
+        async def main() -> None:
+            for _ in range(2):
+                box = self.box_class(spec)
+                try:
+                    await box.start()
+                    assert (await box.exec(["ls", "-A"])).stdout == ""
+                    assert (await box.exec(["touch", "left-here"])).ok
+                finally:
+                    await box.stop()
+                assert not spec.work_dir.exists()
+
+        asyncio.run(asyncio.wait_for(main(), self.patience))
+
+    def test_cache(self, tmp_path: Path) -> None:
+        """What one box leaves in `cache_path` is there for the next; skipped for a kind without it."""
+        name = f"contract-{tmp_path.name}-{os.getpid()}"
+
+        async def use(number: int, script: str) -> str | None:
+            box = self.box_class(self.make_spec(tmp_path / str(number)))
+            try:
+                await box.start()
+                cache = box.cache_path()
+                if cache is None:
+                    return None
+                done = await box.exec(["sh", "-c", f'cd -- "$1" && {script}', "sh", cache, name])
+                assert done.ok, done.stderr
+                return done.stdout
+            finally:
+                await box.stop()
+
+        async def main() -> None:
+            # Written under another name and renamed, as an install is.
+            script = (
+                'mkdir "$2.part" && echo once > "$2.part/file" && chmod 755 "$2.part" && mv "$2.part" "$2"'
+            )
+            if await use(1, script) is None:
+                pytest.skip(f"boxes of the kind {self.box_class.kind} have no cache")
+            assert await use(2, 'cat "$2/file" && rm -r "$2"') == "once\n"
+            assert await use(3, 'ls -d "$2" 2>/dev/null || echo gone') == "gone\n"
+
+        asyncio.run(asyncio.wait_for(main(), self.patience))
 
     def test_two_boxes_share_nothing(self, tmp_path: Path) -> None:
         """What one box leaves in its workspace, HOME or TMPDIR is not seen in another one."""

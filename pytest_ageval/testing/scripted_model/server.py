@@ -25,7 +25,7 @@ from pytest_ageval.testing.scripted_model.turns import (
     Text,
     Tokens,
 )
-from pytest_ageval.testing.scripted_model.wires import WIRES, Reply, Wire, error_code
+from pytest_ageval.testing.scripted_model.wires import UNKNOWN, WIRES, Reply, Wire, error_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,13 +191,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_reply(self, request: Request, wire: Wire, reply: Reply, turn: Any) -> None:
         request.status = 200
         pieces, pause = (turn.pieces, turn.pause) if isinstance(turn, Text) else (2, 0.0)
+        unknown = isinstance(turn, Text) and turn.unknown
         if not request.stream:
             self._pause(pause * max(0, pieces - 1))
             request.completed = True
-            self._json(200, wire.document(reply))
+            more = {UNKNOWN: {"a": [1]}} if unknown else {}
+            self._json(200, {**wire.document(reply), **more})
             return
         self._stream_head()
         self._chunks(wire.start())
+        if unknown:
+            self._chunk(wire.unknown())
         self._chunks(wire.thought(_split(reply.thought, pieces)), pause)
         self._chunks(wire.text(_split(reply.text, pieces)), pause)
         self._chunks(wire.calls(reply.calls))

@@ -18,14 +18,15 @@ class Tokens:
 
     `input` counts every input token; of these `cached` were read from a cache and `cache_write`
     written to one. `output` counts reasoning tokens too; `reasoning` says how many. `cost` is USD,
-    which only Chat Completions reports (as ``usage.cost``). With `reported=False` no usage is sent.
+    which only Chat Completions reports (as ``usage.cost``). A figure that is None is left out; with
+    `reported=False` no usage is sent at all.
     """
 
-    input: int = 1000
-    cached: int = 200
-    cache_write: int = 0
-    output: int = 50
-    reasoning: int = 10
+    input: int | None = 1000
+    cached: int | None = 200
+    cache_write: int | None = 0
+    output: int | None = 50
+    reasoning: int | None = 10
     cost: float | None = None
     reported: bool = True
 
@@ -39,7 +40,8 @@ class Text:
     """The model answers with text. ``Text("")`` is an empty answer.
 
     The text is streamed in `pieces` deltas, `pause` seconds before each but the first. `thought`
-    goes out first, as reasoning. A lone surrogate is allowed: JSON can carry it as an escape.
+    goes out first, as reasoning. A lone surrogate is allowed: JSON can carry it as an escape. With
+    `unknown` the answer also carries fields, and a stream events, that no client knows.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Text:
     pieces: int = 2
     pause: float = 0.0
     tokens: Tokens | None = None
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

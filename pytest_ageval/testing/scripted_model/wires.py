@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+#: The name of events and fields that no client knows.
+UNKNOWN = "scripted_unknown"
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -68,6 +71,10 @@ class Wire(abc.ABC):
     def usage(self) -> Json:
         """The usage object of this wire."""
 
+    def unknown(self) -> bytes:
+        """An event that no client knows, in the middle of a stream."""
+        return b": a comment\n\n" + frame({"type": UNKNOWN, "payload": [1, {"a": None}]}, UNKNOWN)
+
     def error(self, message: str, code: str) -> Json:
         """The body of an HTTP error."""
         return {"error": {"message": message, "type": code, "param": None, "code": code}}
@@ -84,6 +91,17 @@ def frame(data: Any, event: str | None = None) -> bytes:
     return f"{head}data: {body}\n\n".encode()
 
 
+def known(row: Json) -> Json:
+    """The row without the figures that are None."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def total(tokens: Tokens) -> int | None:
+    """Input and output together; None when one of them is left out."""
+    both = tokens.input, tokens.output
+    return None if None in both else sum(filter(None, both))
+
+
 def halves(text: str) -> list[str]:
     """`text` in two pieces, without empty ones."""
     middle = len(text) // 2
@@ -98,14 +116,16 @@ class ChatWire(Wire):
     def usage(self) -> Json:
         """See `Wire`."""
         t = self.tokens
-        found: Json = {
-            "prompt_tokens": t.input,
-            "completion_tokens": t.output,
-            "total_tokens": t.input + t.output,
-            "prompt_tokens_details": {"cached_tokens": t.cached},
-            "completion_tokens_details": {"reasoning_tokens": t.reasoning},
-        }
-        return found if t.cost is None else {**found, "cost": t.cost}
+        return known(
+            {
+                "prompt_tokens": t.input,
+                "completion_tokens": t.output,
+                "total_tokens": total(t),
+                "prompt_tokens_details": known({"cached_tokens": t.cached}) or None,
+                "completion_tokens_details": known({"reasoning_tokens": t.reasoning}) or None,
+                "cost": t.cost,
+            }
+        )
 
     def _base(self, kind: str, **more: Any) -> Json:
         return {
@@ -184,13 +204,15 @@ class ResponsesWire(Wire):
     def usage(self) -> Json:
         """See `Wire`."""
         t = self.tokens
-        return {
-            "input_tokens": t.input,
-            "input_tokens_details": {"cached_tokens": t.cached},
-            "output_tokens": t.output,
-            "output_tokens_details": {"reasoning_tokens": t.reasoning},
-            "total_tokens": t.input + t.output,
-        }
+        return known(
+            {
+                "input_tokens": t.input,
+                "input_tokens_details": known({"cached_tokens": t.cached}) or None,
+                "output_tokens": t.output,
+                "output_tokens_details": known({"reasoning_tokens": t.reasoning}) or None,
+                "total_tokens": total(t),
+            }
+        )
 
     def _response(self, status: str, output: list[Json], stop: Stop = "end") -> Json:
         found: Json = {
@@ -332,12 +354,15 @@ class AnthropicWire(Wire):
     def usage(self) -> Json:
         """See `Wire`."""
         t = self.tokens
-        return {
-            "input_tokens": t.input - t.cached - t.cache_write,
-            "cache_creation_input_tokens": t.cache_write,
-            "cache_read_input_tokens": t.cached,
-            "output_tokens": t.output,
-        }
+        fresh = None if t.input is None else t.input - (t.cached or 0) - (t.cache_write or 0)
+        return known(
+            {
+                "input_tokens": fresh,
+                "cache_creation_input_tokens": t.cache_write,
+                "cache_read_input_tokens": t.cached,
+                "output_tokens": t.output,
+            }
+        )
 
     def _message(self, content: list[Json], stop: str | None) -> Json:
         found: Json = {"id": f"msg_{self.id}", "type": "message", "role": "assistant"}
@@ -370,7 +395,8 @@ class AnthropicWire(Wire):
         self._called = False
         message = self._message([], None)
         if self.tokens.reported:
-            message["usage"] = {**self.usage(), "output_tokens": 1}
+            begun = {} if self.tokens.output is None else {"output_tokens": 1}
+            message["usage"] = {**self.usage(), **begun}
         yield self._event("message_start", message=message)
         yield self._event("ping")
 

@@ -415,28 +415,38 @@ def cancellable() -> None:
 
 
 def load() -> None:
-    """ARGUMENT: ok, empty (no replay, then a refusal), error."""
+    """ARGUMENT: ok, empty (an answer without replay), late (the replay follows the answer), error, auth."""
     answer(expect("initialize"), initialized({"loadSession": True}))
-    request = read()
-    if request["method"] == "session/load":
-        if ARGUMENT == "error":
-            fail(request, -32603, "no rollout found for thread")
-        else:
-            if ARGUMENT == "ok":
-                update("agent_message_chunk", "old", content={"type": "text", "text": "replayed"})
-                update("usage_update", "old", inputTokens=100, outputTokens=0, totalTokens=100)
-            answer(request, {})
-            request = prompt()
-            if ARGUMENT == "ok":
-                update("agent_message_chunk", "old", content={"type": "text", "text": "continued"})
-                end(request, usage={"inputTokens": 250, "outputTokens": 0, "totalTokens": 250})
-                idle()
-            end(request, "refusal")
-        request = expect("session/new")
-    answer(request, {"sessionId": SESSION})
+    request = expect("session/load")
+    if ARGUMENT == "error":
+        fail(request, -32603, "no rollout found for thread")
+    elif ARGUMENT == "auth":
+        fail(request, -32000, "Authentication required")
+    else:
+        update("available_commands_update", "old", availableCommands=[])
+        if ARGUMENT == "ok":
+            update("agent_message_chunk", "old", content={"type": "text", "text": "replayed"})
+            update("usage_update", "old", inputTokens=100, outputTokens=0, totalTokens=100)
+        answer(request, {})
+        if ARGUMENT == "late":
+            time.sleep(0.2)
+            update("agent_message_chunk", "old", content={"type": "text", "text": "replayed"})
+        request = prompt()
+        update("agent_message_chunk", "old", content={"type": "text", "text": "continued"})
+        end(request, usage={"inputTokens": 250, "outputTokens": 0, "totalTokens": 250})
+    idle()
+
+
+def resume() -> None:
+    """Has session/resume alone, which replays nothing. ARGUMENT: ok, lost (the first prompt is refused)."""
+    answer(expect("initialize"), initialized({"sessionCapabilities": {"resume": {}}}))
+    answer(expect("session/resume"), {})
     request = prompt()
-    say("fresh")
-    end(request)
+    if ARGUMENT == "ok":
+        update("agent_message_chunk", "old", content={"type": "text", "text": "continued"})
+        end(request, usage={"inputTokens": 250, "outputTokens": 0, "totalTokens": 250})
+    else:
+        end(request, "refusal")
     idle()
 
 

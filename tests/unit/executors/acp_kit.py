@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from http_kit import neutral
+
 from ageval_boxes.local import LocalBox
 from ageval_executors.acp import AcpExecutor
 from pytest_ageval.box import WORKSPACE, BoxSpec
@@ -78,7 +80,7 @@ def make_session(box: LocalBox | None, log: Log, options: dict[str, Any], **more
         "box": box,
         "task_root": Path("/nonexistent"),
         "activity": log,
-        "emit": lambda event: log.events.append(dict(event)),
+        "emit": lambda event: log.events.append(neutral(event)),
         "remaining": lambda: None,
         "ask": nobody,
     }

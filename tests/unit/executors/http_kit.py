@@ -8,10 +8,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_ageval.evidence import events
 from pytest_ageval.executor import AgentResult, Executor, ModelSpec, Session
 
 T = TypeVar("T")
 KEY = "sk-test-0123456789abcdef"
+
+
+def neutral(event: Mapping[str, Any]) -> dict[str, Any]:
+    """`event`, which must be one of ``ageval.trajectory.event/1``."""
+    events.check(dict(event))
+    return dict(event)
 
 
 class Steps:
@@ -52,7 +59,7 @@ class Told:
         }
         self.session = Session(
             activity=self.steps,
-            emit=lambda event: self.events.append(dict(event)),
+            emit=lambda event: self.events.append(neutral(event)),
             **{**fields, **given},
         )
 

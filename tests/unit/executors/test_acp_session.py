@@ -139,7 +139,7 @@ def test_the_agents_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.stderr.write('key k-123'); print('hi k-123')"]
 
-    with pytest.raises(ExecutorError):
+    with pytest.raises(ExecutorError) as caught:
         play(
             tmp_path,
             "",
@@ -149,6 +149,8 @@ def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
             raw_dir=tmp_path / "raw",
         )
 
+    assert "k-123" not in str(caught.value.as_dict())
+    assert "[REDACTED:VENDOR_KEY]" in str(caught.value.as_dict())
     assert (tmp_path / "raw" / "agent-stderr.log").read_text() == "key ${VENDOR_KEY}"
     assert (tmp_path / "raw" / "agent-stdout.log").read_text() == "hi ${VENDOR_KEY}"
 
@@ -156,14 +158,11 @@ def test_logs_do_not_hold_the_key(tmp_path: Path) -> None:
 # -- resume ----------------------------------------------------------------------------------------
 
 
+OLD = {"native_session_id": "old", "turns": 1}
+
+
 def resumed(work: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str = "") -> Played:
-    original = AcpExecutor.open
-
-    async def open_old(self: AcpExecutor) -> None:
-        self.resume_from = "old"
-        await original(self)
-
-    monkeypatch.setattr(AcpExecutor, "open", open_old)
+    monkeypatch.setattr(AcpExecutor, "open", lambda self: self.resume(OLD))
     return play(work, scenario, argument, options={"usage": "session"})
 
 
@@ -174,28 +173,58 @@ def test_a_session_is_loaded_and_its_replay_is_not_counted(
 
     assert played.result.text == "continued"
     assert played.executor.native_session_id == "old"
-    assert played.result.metadata["replayed_updates"] == 2
+    assert played.executor.resume_token() == {"native_session_id": "old", "turns": 2}
+    assert played.result.metadata["replayed_updates"] == 3
     assert played.result.usage.prompt_tokens == 150
     assert [event["text"] for event in played.log.of_kind("text")] == ["continued"]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "argument", "told"),
-    [
-        ("load", "error", "no rollout found for thread"),
-        ("load", "empty", "replayed nothing, and refused the prompt"),
-        ("hello", "", "cannot load sessions"),
-    ],
-)
-def test_a_session_that_cannot_be_loaded_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str, told: str
+@pytest.mark.parametrize(("scenario", "argument"), [("load", "late"), ("resume", "ok")])
+def test_figures_of_a_session_whose_past_is_not_told_are_ambiguous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str
 ) -> None:
     played = resumed(tmp_path, monkeypatch, scenario, argument)
 
-    assert played.result.ok
-    assert played.result.text in ("fresh", "hello, 5")
-    assert told in played.log.warnings[0]
-    assert played.executor.native_session_id == "sess-1"
+    assert played.result.text == "continued"
+    assert played.result.usage.as_dict() == {"source": "prompt_response.usage", "unavailable": "ambiguous"}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "argument", "title", "told"),
+    [
+        ("load", "error", "session_gone", "no rollout found for thread"),
+        ("load", "empty", "session_gone", "replayed nothing of it"),
+        ("load", "auth", "acp_auth_required", "Authentication required"),
+        ("hello", "", "resume_unsupported", "can neither load nor resume"),
+    ],
+)
+def test_a_session_that_cannot_be_loaded_is_never_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, argument: str, title: str, told: str
+) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        resumed(tmp_path, monkeypatch, scenario, argument)
+
+    assert caught.value.title == title
+    assert told in caught.value.message
+
+
+def test_an_empty_refusal_after_a_resume_is_a_session_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = resumed(tmp_path, monkeypatch, "resume", "lost").result
+
+    assert (result.ok, result.infrastructure, result.repeatable) == (False, True, False)
+    assert str(result.error).startswith("session_gone: the agent does not have the session old")
+
+
+@pytest.mark.parametrize("token", [{}, {"native_session_id": ""}, {"native_session_id": 7, "turns": 1}])
+def test_a_token_that_names_no_session(tmp_path: Path, token: dict[str, object]) -> None:
+    executor = AcpExecutor(make_session(None, Log(), {"command": ["x"]}))
+
+    with pytest.raises(ExecutorError) as caught:
+        asyncio.run(executor.resume(token))
+
+    assert caught.value.title == "resume_token_invalid"
 
 
 def test_importing_the_executor_does_not_import_the_library() -> None:

@@ -373,6 +373,34 @@ def test_usage_can_be_missing_and_a_stream_tells_it_only_when_asked():
         assert not any("usage" in event for event in events(client.post("b")))
 
 
+@pytest.mark.parametrize(
+    ("api", "left"),
+    [
+        ("chat", {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}),
+        ("responses", {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 3}}),
+        ("anthropic", {"input_tokens": 4, "cache_read_input_tokens": 3}),
+    ],
+)
+def test_a_figure_that_is_none_is_left_out(api, left):
+    tokens = Tokens(input=7, cached=3, cache_write=None, output=None, reasoning=None)
+    with ScriptedModel([Text("x", tokens=tokens)]) as model:
+        with Client(model, api) as client:
+            assert client.ask("go")["usage"] == left
+        with Client(model, api, stream=True) as client:
+            assert "output_tokens" not in client.post("go").text
+
+
+@pytest.mark.parametrize("api", PATHS)
+def test_what_no_client_knows(api):
+    with ScriptedModel([Text("x", unknown=True)]) as model:
+        with Client(model, api) as client:
+            found = client.ask("go")
+            assert "scripted_unknown" in found
+            assert said_in(api, found) == "x"
+        with Client(model, api, stream=True) as client:
+            assert "scripted_unknown" in [event.get("type") for event in events(client.post("go"))]
+
+
 def test_a_lone_surrogate_goes_out_as_an_escape():
     with ScriptedModel([Text("ok \ud83d end")]) as model, Client(model) as client:
         assert b"ok \\ud83d end" in client.post("go").content

@@ -70,6 +70,37 @@ def test_only_its_own_places_can_be_written(bench: Bench, kind: str) -> None:
     assert not Path("/tmp/new").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_the_files_of_the_boxes_user_can_be_changed_and_nothing_else_of_theirs(bench: Bench) -> None:
+    """As with a container whose user is not ours: run.py reads, writes and removes in its workspace."""
+    inner = bench.workspace / "inner"
+    inner.mkdir(parents=True)
+    (inner / "theirs").write_text("42")
+    (inner / "theirs").chmod(0o600)
+    inner.chmod(0o700)
+    other = bench.root / "of-another-box"
+    other.write_text("not yours")
+    for path in (bench.workspace, inner, inner / "theirs", other):
+        os.chown(path, 10001, 10002)
+    code = f"""
+    inner = pathlib.Path({str(inner)!r})
+    found = (inner / "theirs").read_text()
+    (inner / "theirs").write_text("43")
+    (inner / "new").touch()
+    os.chown(inner / "new", 10001, 10002)
+    (inner / "old").touch()
+    (inner / "old").unlink()
+    """
+    code = "\n".join(line[4:] for line in code.strip("\n").splitlines())
+    assert attempted(bench, code, owner=None) == "PermissionError"
+    assert attempted(bench, code, owner=(10001, 10002)) == "done 42"
+    assert (inner / "theirs").read_text() == "43"
+    assert (inner / "new").stat().st_uid == 10001
+    for harm in (f"pathlib.Path({str(other)!r}).write_text('x')", "os.setuid(10001)", "os.setgid(10002)"):
+        assert attempted(bench, harm, owner=(10001, 10002)) in ("OSError", "PermissionError"), harm
+    assert other.read_text() == "not yours"
+
+
 def test_a_trusted_script_can_write_where_its_user_can(bench: Bench) -> None:
     code = f"pathlib.Path({str(bench.root / 'new')!r}).touch()"
     assert attempted(bench, code, contained=False) == "done "
