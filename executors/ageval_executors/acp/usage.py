@@ -14,8 +14,9 @@ from typing import Any, Literal
 from pytest_ageval.executor import Usage, UsageGap
 
 #: turn: the figures count this turn. session: they count everything so far. last_call: they count
-#: the last model call of the turn only. gauge: the agent reports no figures, only a context size.
-Scope = Literal["turn", "session", "last_call", "gauge"]
+#: the last model call of the turn only. calls: each update counts one call, and they are summed here.
+#: gauge: the agent reports no figures, only a context size.
+Scope = Literal["turn", "session", "last_call", "calls", "gauge"]
 
 _FIELDS = {
     "input": "inputTokens",
