@@ -267,6 +267,7 @@ class NativeSession:
             self.foreign_updates += 1
             log.info("an update for another session: %.200r", params.get("sessionId"))
             return
+        self.usage.noted(params)
         update = params.get("update")
         if self.turn is not None:
             self.turn.update(update, size)

@@ -28,7 +28,9 @@ _ADDED = re.compile(
     r"<(system-reminder|environment_context|user_instructions|permissions instructions)>.*?</\1>",
     re.DOTALL,
 )
-_CWD = re.compile(r"(?:<cwd>|working directory(?: is)?:\s*)(/[^\s<\"]*)", re.IGNORECASE)
+_CWD = re.compile(r"(?:<cwd>|working (?:in the )?directory(?: is)?:\s*)(/[^\s<\"]*)", re.IGNORECASE)
+# What some agents let the model have said, before anyone asked anything.
+_PLANTED = frozenset({"Got it. Thanks for the context!"})
 _CALL_ID = re.compile(r"_s(\d+)n\d+_")
 # Gemini names the model and the kind of answer in the path.
 _MODEL_IN_PATH = re.compile(r"/models/([^/:?]+):(?:stream)?[gG]enerateContent")
@@ -165,6 +167,8 @@ def _count(items: Iterable[Item]) -> tuple[int, int, str]:
             said = _ADDED.sub("", item.text).strip() if item.kind == "user" else ""
             if said:
                 prompt, exchange = said, 0
+            continue
+        if item.text.strip() in _PLANTED:
             continue
         mark = _CALL_ID.search(item.call_id)
         known = mark is not None and mark.group(1) in seen

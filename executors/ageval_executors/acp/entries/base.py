@@ -101,8 +101,8 @@ class Entry:
     notice: re.Pattern[str] | None = None
     #: Where the agent keeps its own journal, below HOME, when it tells failures nowhere else.
     journal: str | None = None
-    #: Stop reasons by which the agent says that its provider failed.
-    failure_stops: frozenset[str] = frozenset()
+    #: How the answer begins of a turn that ended with ``refusal`` because the provider failed.
+    failure_text: re.Pattern[str] | None = None
     resume: Resume = "any"
     #: Transports of MCP servers that reach the agent through ``session/new``.
     mcp: frozenset[Transport] = ALL_MCP

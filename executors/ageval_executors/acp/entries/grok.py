@@ -64,7 +64,7 @@ GROK = Entry(
     key_env="XAI_API_KEY",
     default_url="https://api.x.ai/v1",
     configure=_grok,
-    usage=UsageRule(),
+    usage=UsageRule("turn", input_has_cache=True, output_has_thought=True),
     effort_at_start=True,
     skills=(".grok/skills",),
     instructions=".grok/AGENTS.md",

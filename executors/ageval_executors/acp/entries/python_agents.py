@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from ageval_executors.acp.entries.base import (
     NO_MCP,
@@ -112,10 +113,11 @@ FAST_AGENT = Entry(
     python=Python((3, 12)),
     argv=(*PYTHON, "{runtime}/bin/fast-agent-acp"),
     configure=_fast_agent,
-    usage=UsageRule("turn", input_has_cache=True, output_has_thought=True),
+    # It reports a line of text for people.
+    usage=UsageRule("gauge"),
     asks_permission=False,
-    # It ends a turn whose provider failed with `refusal`, and says so in its answer.
-    failure_stops=frozenset(("refusal",)),
+    # It ends a turn whose provider failed with `refusal`, as one that the model refused.
+    failure_text=re.compile(r"I hit an internal error while calling the model: "),
 )
 
 OPENHANDS = Entry(
