@@ -273,7 +273,7 @@ class Job:
             keep_raw=bool(self.option("keep_raw")),
             trust_tasks=bool(self.option("trust_tasks")),
             hidden=(self.config.rootpath / ".env",),
-            permission=self.option("permission") or "allow",
+            permission=self.options.policy,
             secret=lambda name: resolve_secret(name, dataset),
         )
 
@@ -380,4 +380,6 @@ _FIELDS = {
     "profiles": "profiles",
     "effort": "effort",
     "base_url": "base_url",
+    "permission": "permission",
+    "auth": "agent_auth",
 }

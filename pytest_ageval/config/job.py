@@ -22,6 +22,8 @@ from pytest_ageval.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from pytest_ageval.executor import PermissionPolicy
+
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LIMITS = LimitsTable.__struct_fields__
 _PROFILE_FIELDS = re.compile(
@@ -64,6 +66,8 @@ class JobOptions:
     profiles: str | None = None
     effort: str | None = None
     base_url: str | None = None
+    permission: str | None = None
+    auth: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[Override, ...] = field(init=False, default=())
     parsed_box_options: tuple[BoxOption, ...] = field(init=False, default=())
@@ -85,6 +89,12 @@ class JobOptions:
     def source(self, name: str) -> str:
         """Where the field `name` comes from: ``cli``, ``env`` or ``ini``."""
         return self.sources.get(name, "cli")
+
+    @property
+    def policy(self) -> PermissionPolicy:
+        """How agents that ask for permission are answered; ``hook`` is another word for ``ask``."""
+        policies: Mapping[str, PermissionPolicy] = {"deny": "deny", "ask": "ask", "hook": "ask"}
+        return policies.get(self.permission or "", "allow")
 
     @classmethod
     def gather(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> JobOptions:
@@ -113,11 +123,13 @@ _VARIABLES = {
     "profiles": "AGEVAL_PROFILES",
     "effort": "AGEVAL_EFFORT",
     "base_url": "AGEVAL_BASE_URL",
+    "permission": "AGEVAL_PERMISSION",
+    "auth": "AGEVAL_AGENT_AUTH",
 }
 
 
 def _from_environment(name: str, variable: str, text: str) -> Any:
-    if name in ("profiles", "effort", "base_url"):
+    if name in ("profiles", "effort", "base_url", "permission", "auth"):
         return text
     try:
         return int(text) if name == "attempts" else shlex.split(text)

@@ -15,7 +15,7 @@ from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.peer import RpcError, require_library
 from ageval_executors.acp.results import TurnEnd, build_result, dead_result
 from pytest_ageval.errors import BoxError, ExecutorError
-from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+from pytest_ageval.executor import AgentResult, Executor, Fittings, PermissionPolicy, Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,9 +61,17 @@ class AcpExecutor(Executor):
     @property
     def policy(self) -> PermissionPolicy:
         """How permission requests are answered."""
-        return self.options.permission or self.session.permission
+        own = self.options.permission
+        return self.session.permission if own is None else "ask" if own == "hook" else own
 
     # -- open --------------------------------------------------------------------------------------
+
+    @classmethod
+    def fittings(cls, options: Mapping[str, Any]) -> Fittings:
+        """What the entry declares. A `command` is given servers, and finds skills where most agents look."""
+        entry = msgspec.convert(dict(options), AcpOptions).resolve()
+        skills = entry.skills if entry.name != "custom" else (".agents/skills",)
+        return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins)
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -34,6 +34,8 @@ class Launch:
     env: Mapping[str, str]
     files: Mapping[str, str]
     directories: tuple[str, ...]
+    #: What ``{home}`` and the like stand for.
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -54,6 +56,8 @@ def is_loopback(url: str | None) -> bool:
 
 def resolve_key(session: Session, entry: Entry) -> str | None:
     """The agent's key. Raises `ExecutorError` ``acp_credentials_missing`` if it needs one and has none."""
+    if session.login:
+        return None
     if session.api_key:
         return session.api_key
     if is_loopback(session.base_url):
@@ -89,6 +93,7 @@ def build_launch(
             key_name=session.api_key_name,
             permission=permission,
             home=home,
+            login=session.login,
         )
     )
     fields = {
@@ -122,6 +127,7 @@ def build_launch(
         env=env,
         files={f"{HOME}/{name}": text for name, text in setup.files.items()},
         directories=tuple(box.visible_path(f"{HOME}/{name}") for name in setup.directories),
+        fields=fields,
     )
 
 

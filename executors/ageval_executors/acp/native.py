@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ageval_executors.acp.launch import fill
 from ageval_executors.acp.outcome import METHOD_NOT_FOUND
 from ageval_executors.acp.peer import Peer, RpcError
 from ageval_executors.acp.turn import Turn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ageval_executors.acp.entries import Entry
     from ageval_executors.acp.launch import Launch
     from ageval_executors.acp.permissions import Decision
-    from pytest_ageval.executor import PermissionPolicy, Session
+    from pytest_ageval.executor import McpServer, PermissionPolicy, Session
 
 log = logging.getLogger("pytest_ageval.acp")
 
@@ -99,7 +100,7 @@ class NativeSession:
     async def _open(self, timeout: float, resume: str | None) -> dict[str, Any]:
         if resume is not None and (opened := await self._load(timeout, resume)) is not None:
             return opened
-        opened = await self._step("session/new", timeout, self.peer.new_session(self.cwd))
+        opened = await self._step("session/new", timeout, self.peer.new_session(self.cwd, self._servers()))
         found = opened.get("sessionId")
         if not isinstance(found, str) or not found:
             raise ExecutorError(
@@ -109,6 +110,21 @@ class NativeSession:
         self.id = found
         return opened
 
+    def _servers(self) -> list[dict[str, Any]]:
+        """The MCP servers as the protocol has them. Raises `ExecutorError` ``acp_mcp_unsupported``."""
+        known = self.agent.get("agentCapabilities")
+        offered = known.get("mcpCapabilities") if isinstance(known, Mapping) else None
+        rows = []
+        for server in self.session.mcp_servers:
+            kind = server.transport
+            if kind != "stdio" and not (isinstance(offered, Mapping) and offered.get(kind) is True):
+                raise ExecutorError(
+                    "acp_mcp_unsupported",
+                    f"the agent takes no MCP server over {kind}, and {server.name} is one",
+                )
+            rows.append(_server_row(server, self.launch.fields))
+        return rows
+
     async def _load(self, timeout: float, resume: str) -> dict[str, Any] | None:
         capabilities = self.agent.get("agentCapabilities")
         if not (isinstance(capabilities, Mapping) and capabilities.get("loadSession") is True):
@@ -116,7 +132,9 @@ class NativeSession:
             return None
         self.id, self._loading = resume, True
         try:
-            opened = await asyncio.wait_for(self.peer.load_session(self.cwd, resume), timeout)
+            opened = await asyncio.wait_for(
+                self.peer.load_session(self.cwd, resume, self._servers()), timeout
+            )
         except RpcError as error:
             self.id = None
             self.warn("acp_resume_failed", f"session/load: {error}; starting a new session")
@@ -317,6 +335,21 @@ class NativeSession:
             if self.session.api_key:
                 text = text.replace(self.session.api_key, f"${{{self.session.api_key_name}}}")
             (directory / name).write_text(text, encoding="utf-8", errors="replace")
+
+
+def _server_row(server: McpServer, fields: Mapping[str, str]) -> dict[str, Any]:
+    def pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+        return [{"name": name, "value": fill(value, fields)} for name, value in values.items()]
+
+    if server.transport != "stdio":
+        row = {"type": server.transport, "name": server.name, "url": server.url}
+        return {**row, "headers": pairs(server.headers)}
+    return {
+        "name": server.name,
+        "command": fill(server.command or "", fields),
+        "args": [fill(argument, fields) for argument in server.args],
+        "env": pairs(server.env),
+    }
 
 
 def is_alone(messages: Any, prompt: str) -> bool:

@@ -100,19 +100,13 @@ class Peer:
         self.wire.ready = True
         return result
 
-    async def new_session(self, cwd: str) -> dict[str, Any]:
+    async def new_session(self, cwd: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
         """``session/new``."""
-        from acp import schema
+        return await self.call("session/new", {"cwd": cwd, "mcpServers": servers})
 
-        request = schema.NewSessionRequest(cwd=cwd, mcp_servers=[])
-        return await self.call("session/new", _dump(request))
-
-    async def load_session(self, cwd: str, session_id: str) -> dict[str, Any]:
+    async def load_session(self, cwd: str, session_id: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
         """``session/load``."""
-        from acp import schema
-
-        request = schema.LoadSessionRequest(cwd=cwd, mcp_servers=[], session_id=session_id)
-        return await self.call("session/load", _dump(request))
+        return await self.call("session/load", {"cwd": cwd, "mcpServers": servers, "sessionId": session_id})
 
     async def prompt(self, session_id: str, text: str) -> dict[str, Any]:
         """``session/prompt``: the whole turn."""
@@ -166,7 +160,7 @@ class Peer:
         options = usable_options(params)
         if self._cancel.is_set():
             decision = CANCELLED
-        elif self._policy == "hook":
+        elif self._policy == "ask":
             decision = await self._ask(params, options)
         else:
             decision = decide(self._policy, options)
