@@ -183,13 +183,15 @@ class Fittings:
 
     `mcp` are the transports of MCP servers that reach it. `skills` are the directories below HOME in which
     it looks for skills, `instructions` the file below HOME with the instructions that it always reads.
-    `logins` are the files below HOME that a login of the operator leaves.
+    `logins` are the files below HOME that a login of the operator leaves, `writes` those that the executor
+    writes whole, so that nobody else can.
     """
 
     mcp: frozenset[str] = frozenset()
     skills: tuple[str, ...] = ()
     instructions: str | None = None
     logins: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,14 @@ def gather_equipment(profile: ProfileRow, place: Place, task: TaskDocument, fitt
         ),
     )
     _refuse_twice(found, place)
+    for placed in found.files:
+        if placed.root == "home" and placed.dest in fittings.writes:
+            raise place.error(
+                "unsupported_equipment",
+                f"the agent's own settings are written to {placed.dest}; {placed.shown} would be lost",
+                "/extensions",
+                "set what you need through model, base_url and options.env",
+            )
     return found
 
 

@@ -71,7 +71,7 @@ class AcpExecutor(Executor):
         """What the entry declares. A `command` is given servers, and finds skills where most agents look."""
         entry = msgspec.convert(dict(options), AcpOptions).resolve()
         skills = entry.skills if entry.name != "custom" else (".agents/skills",)
-        return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins)
+        return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins, entry.writes)
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ageval_executors.acp.entries import Entry, Target
@@ -152,5 +153,29 @@ async def write_files(box: Box, launch: Launch) -> None:
     with tempfile.TemporaryDirectory(prefix="ageval-acp-") as folder:
         for number, (path, text) in enumerate(launch.files.items()):
             copy = Path(folder, str(number))
+            if path.endswith(".json"):
+                text = await _over_given(box, path, text)
             await asyncio.to_thread(copy.write_text, text, "utf-8")
             await box.upload(copy, path)
+
+
+async def _over_given(box: Box, path: str, text: str) -> str:
+    """Our settings over those that a home file has put there: what we do not say stays."""
+    command = ["sh", "-c", 'test -f "$1" && head -c 200000 -- "$1"', "sh", box.visible_path(path)]
+    found = await box.exec(command, timeout=60)
+    try:
+        given = json.loads(found.stdout) if found.ok else None
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return text
+    return json.dumps(_merged(given, json.loads(text)), indent=1)
+
+
+def _merged(given: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    found = dict(given)
+    for key, value in ours.items():
+        before = found.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        found[key] = _merged(before, value) if both else value
+    return found

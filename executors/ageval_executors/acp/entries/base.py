@@ -110,6 +110,8 @@ class Entry:
     skills: tuple[str, ...] = ()
     #: The file, below HOME, with the instructions that the agent reads in every session.
     instructions: str | None = None
+    #: Files, below HOME, that we write whole, so that nobody else can.
+    writes: tuple[str, ...] = ()
     #: Files, below HOME, that a login of the operator has left; () if it takes none.
     logins: tuple[str, ...] = ()
 

@@ -68,5 +68,6 @@ GROK = Entry(
     effort_at_start=True,
     skills=(".grok/skills",),
     instructions=".grok/AGENTS.md",
+    writes=(".grok/config.toml",),
     logins=(".grok/auth.json",),
 )

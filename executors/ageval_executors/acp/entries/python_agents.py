@@ -6,7 +6,6 @@ import json
 import re
 
 from ageval_executors.acp.entries.base import (
-    NO_MCP,
     PROVIDER,
     PYTHON,
     Entry,
@@ -105,6 +104,7 @@ VIBE = Entry(
     quiet_mode="auto-approve",
     skills=(".vibe/skills",),
     instructions=".vibe/AGENTS.md",
+    writes=(".vibe/config.toml",),
 )
 
 FAST_AGENT = Entry(
@@ -131,5 +131,5 @@ OPENHANDS = Entry(
     usage=UsageRule("session", input_has_cache=True, output_has_thought=True),
     quiet_mode="always-approve",
     effort_at_start=True,
-    mcp=NO_MCP,
+    writes=(".openhands/agent_settings.json",),
 )
