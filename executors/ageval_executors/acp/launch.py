@@ -176,6 +176,7 @@ def _merged(given: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     found = dict(given)
     for key, value in ours.items():
         before = found.get(key)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        found[key] = _merged(before, value) if both else value
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _merged(before, value)
+        found[key] = value
     return found
