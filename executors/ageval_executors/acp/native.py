@@ -339,7 +339,7 @@ class NativeSession:
 
 def _server_row(server: McpServer, fields: Mapping[str, str]) -> dict[str, Any]:
     def pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
-        return [{"name": name, "value": fill(value, fields)} for name, value in values.items()]
+        return [{"name": name, "value": value} for name, value in values.items()]
 
     if server.transport != "stdio":
         row = {"type": server.transport, "name": server.name, "url": server.url}
@@ -348,7 +348,7 @@ def _server_row(server: McpServer, fields: Mapping[str, str]) -> dict[str, Any]:
         "name": server.name,
         "command": fill(server.command or "", fields),
         "args": [fill(argument, fields) for argument in server.args],
-        "env": pairs(server.env),
+        "env": pairs({name: fill(value, fields) for name, value in server.env.items()}),
     }
 
 
