@@ -146,7 +146,7 @@ def bind_role(
     )
     at = join_pointer("agent_profiles", role)
     rows = [
-        Resolution(at + pointer, source, _dig(row, pointer), note)
+        Resolution(at + pointer, source, _shown(row, pointer), note)
         for pointer in sorted(_leaves(row))
         for source, note in (changed.get(pointer, (origin.label, "")),)
     ]
@@ -242,6 +242,12 @@ def _leaves(value: Any, tokens: tuple[str, ...] = ()) -> Iterator[str]:
             yield from _leaves(item, (*tokens, key))
     elif tokens:
         yield join_pointer(*tokens)
+
+
+def _shown(row: Any, pointer: str) -> Any:
+    """A value of the row for people; of MCP servers, which may hold secrets, the names."""
+    value = _dig(row, pointer)
+    return [server["name"] for server in value] if pointer == "/mcp_servers" else value
 
 
 def _dig(row: Any, pointer: str) -> Any:

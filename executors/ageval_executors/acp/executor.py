@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from ageval_executors.acp.turn import Turn
     from pytest_ageval.box import Box, ImageLayer
 
+_POLICIES: Mapping[str, PermissionPolicy] = {
+    "allow": "allow",
+    "deny": "deny",
+    "ask": "ask",
+    "hook": "ask",
+}
+
 #: Seconds after the prompt's result in which updates still belong to the turn.
 DRAIN_SECONDS = 0.25
 
@@ -61,8 +68,7 @@ class AcpExecutor(Executor):
     @property
     def policy(self) -> PermissionPolicy:
         """How permission requests are answered."""
-        own = self.options.permission
-        return self.session.permission if own is None else "ask" if own == "hook" else own
+        return _POLICIES[self.options.permission or self.session.permission]
 
     # -- open --------------------------------------------------------------------------------------
 
