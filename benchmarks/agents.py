@@ -34,6 +34,7 @@ MARK = "AGEVAL_BENCHMARK"
 #: Seconds between two looks at the processes, and how many looks one gets that has no mark.
 PERIOD = 0.15
 LOOKS = 5
+GATEWAY = ("docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
 
 # Some agents refuse to write over a file that they have not read.
 SCRIPT = (
@@ -183,7 +184,9 @@ def _keys() -> dict[str, str]:
 def box_options(box: str) -> Iterator[tuple[list[str], str]]:
     """Options of a box that reaches a model of this machine, and the address where that listens."""
     if box == "docker":
-        yield ["--box-option", "network=host"], "127.0.0.1"
+        # Containers reach this machine at the address of their bridge.
+        found = subprocess.run(GATEWAY, capture_output=True, text=True, check=True)
+        yield [], found.stdout.strip()
     elif box == "ssh":
         sys.path.insert(0, str(ROOT / "tests"))
         from support.sshd import sshd
