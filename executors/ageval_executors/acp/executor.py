@@ -123,6 +123,7 @@ class AcpExecutor(Executor):
                     "type": "agent_runtime",
                     "entry": executor.entry.name,
                     "packages": dict(executor.entry.packages),
+                    "resume": executor.entry.resume,
                 },
             }
         )

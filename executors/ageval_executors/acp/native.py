@@ -92,6 +92,7 @@ class NativeSession:
             raise ExecutorError(
                 "acp_protocol_version", f"the agent speaks ACP version {version!r}; this speaks 1"
             )
+        self._peer.servers = self._servers()
         opened = await self._open(timeout, resume)
         await self._set_mode(timeout, mode)
         await self._set_model(timeout, opened)
@@ -100,7 +101,7 @@ class NativeSession:
     async def _open(self, timeout: float, resume: str | None) -> dict[str, Any]:
         if resume is not None and (opened := await self._load(timeout, resume)) is not None:
             return opened
-        opened = await self._step("session/new", timeout, self.peer.new_session(self.cwd, self._servers()))
+        opened = await self._step("session/new", timeout, self.peer.new_session(self.cwd))
         found = opened.get("sessionId")
         if not isinstance(found, str) or not found:
             raise ExecutorError(
@@ -110,21 +111,6 @@ class NativeSession:
         self.id = found
         return opened
 
-    def _servers(self) -> list[dict[str, Any]]:
-        """The MCP servers as the protocol has them. Raises `ExecutorError` ``acp_mcp_unsupported``."""
-        known = self.agent.get("agentCapabilities")
-        offered = known.get("mcpCapabilities") if isinstance(known, Mapping) else None
-        rows = []
-        for server in self.session.mcp_servers:
-            kind = server.transport
-            if kind != "stdio" and not (isinstance(offered, Mapping) and offered.get(kind) is True):
-                raise ExecutorError(
-                    "acp_mcp_unsupported",
-                    f"the agent takes no MCP server over {kind}, and {server.name} is one",
-                )
-            rows.append(_server_row(server, self.launch.fields))
-        return rows
-
     async def _load(self, timeout: float, resume: str) -> dict[str, Any] | None:
         capabilities = self.agent.get("agentCapabilities")
         if not (isinstance(capabilities, Mapping) and capabilities.get("loadSession") is True):
@@ -132,9 +118,7 @@ class NativeSession:
             return None
         self.id, self._loading = resume, True
         try:
-            opened = await asyncio.wait_for(
-                self.peer.load_session(self.cwd, resume, self._servers()), timeout
-            )
+            opened = await asyncio.wait_for(self.peer.load_session(self.cwd, resume), timeout)
         except RpcError as error:
             self.id = None
             self.warn("acp_resume_failed", f"session/load: {error}; starting a new session")
@@ -243,6 +227,21 @@ class NativeSession:
         if noise and noise in ending.message:
             quoted = ""
         return ExecutorError(ending.code, f"{name}: {ending.message}{hint}{quoted}")
+
+    def _servers(self) -> list[dict[str, Any]]:
+        """The MCP servers as the protocol has them. Raises `ExecutorError` ``acp_mcp_unsupported``."""
+        known = self.agent.get("agentCapabilities")
+        offered = known.get("mcpCapabilities") if isinstance(known, Mapping) else None
+        rows = []
+        for server in self.session.mcp_servers:
+            kind = server.transport
+            if kind != "stdio" and not (isinstance(offered, Mapping) and offered.get(kind) is True):
+                raise ExecutorError(
+                    "acp_mcp_unsupported",
+                    f"the agent takes no MCP server over {kind}, and {server.name} is one",
+                )
+            rows.append(_server_row(server, self.launch.fields))
+        return rows
 
     # -- a turn ------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class Peer:
     ) -> None:
         self.wire = wire
         self.requests: dict[str, int] = {}
+        #: The MCP servers of the session, as the protocol has them.
+        self.servers: list[Any] = []
         self._session = session
         self._policy = policy
         self._on_permission = on_permission
@@ -100,13 +102,19 @@ class Peer:
         self.wire.ready = True
         return result
 
-    async def new_session(self, cwd: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
+    async def new_session(self, cwd: str) -> dict[str, Any]:
         """``session/new``."""
-        return await self.call("session/new", {"cwd": cwd, "mcpServers": servers})
+        from acp import schema
 
-    async def load_session(self, cwd: str, session_id: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
+        request = schema.NewSessionRequest(cwd=cwd, mcp_servers=self.servers)
+        return await self.call("session/new", _dump(request))
+
+    async def load_session(self, cwd: str, session_id: str) -> dict[str, Any]:
         """``session/load``."""
-        return await self.call("session/load", {"cwd": cwd, "mcpServers": servers, "sessionId": session_id})
+        from acp import schema
+
+        request = schema.LoadSessionRequest(cwd=cwd, mcp_servers=self.servers, session_id=session_id)
+        return await self.call("session/load", _dump(request))
 
     async def prompt(self, session_id: str, text: str) -> dict[str, Any]:
         """``session/prompt``: the whole turn."""

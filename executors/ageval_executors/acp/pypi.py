@@ -202,13 +202,27 @@ def _bundled_uv() -> str | None:
 def _copy_python(python: Interpreter, stage: Path) -> None:
     (stage / "bin").mkdir()
     (stage / "lib").mkdir()
-    shutil.copy2(python.executable, stage / "bin" / "python3")
+    program = stage / "bin" / "python3"
+    shutil.copy2(python.executable, program)
     if python.library.suffix != ".a" and python.library.is_file():
         shutil.copy2(python.library, stage / "lib" / python.library.name)
+        program.write_bytes(_beside_itself(program.read_bytes(), python.library.parent))
     library = stage / "lib" / python.stdlib.name
     shutil.copytree(python.stdlib, library, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=False)
     (library / "site-packages").mkdir(exist_ok=True)
     (library / "EXTERNALLY-MANAGED").unlink(missing_ok=True)
+
+
+def _beside_itself(program: bytes, directory: Path) -> bytes:
+    """`program` with its library looked for in ``../lib`` and not in `directory` (its run path).
+
+    Left as it is where the path does not stand in it exactly once, or is too short: then it runs only where
+    `directory` is shown too.
+    """
+    before, after = os.fsencode(directory) + b"\0", b"$ORIGIN/../lib\0"
+    if program.count(before) != 1 or len(before) < len(after):
+        return program
+    return program.replace(before, after.ljust(len(before), b"\0"))
 
 
 # -- in the box ------------------------------------------------------------------------------------
