@@ -104,8 +104,8 @@ def _check_versions(stage: Path, entry: Entry) -> None:
 
 _PROBE = "uname -m; node --version 2>/dev/null || echo none"
 
-# $1: the directory of all installs, $2: the name of this one, $3: the marker. Others may do the same at
-# the same time, in other boxes: who makes the lock installs. It is kept fresh by a process that ends
+# $1: the directory of all installs, $2: the name of this one, $3: the marker, $4: what Node does last.
+# Others may do the same at the same time, in other boxes: who makes the lock installs. It is kept fresh by a process that ends
 # with its maker; one that is not fresh any more is of an install that was killed. That two install at
 # once is then possible and does no harm: each has a directory of its own, and the last rename counts.
 _INSTALL = r"""
@@ -130,6 +130,7 @@ trap 'exit 1' HUP INT TERM
 find "$1" -maxdepth 1 -name ".$2.*.part" -mmin +60 -exec rm -rf -- {} + 2>/dev/null
 mkdir -- "$stage" && cd -- "$stage" && cat > package.json || exit 1
 npm install FLAGS 2>&1 || exit 1
+[ -z "$4" ] || node -e "$4" 2>&1 || exit 1
 cp package.json "$3" || exit 1
 cd / && chmod 755 -- "$stage" || exit 1
 [ -f "$target/$3" ] || rm -rf -- "$target"
@@ -165,7 +166,7 @@ async def install_in_box(entry: Entry, box: Box, node: str | None, *, may_instal
     log.info("installing the agent %s in the box (%s)", entry.name, listed(entry.packages))
     command = _INSTALL.replace("FLAGS", " ".join(_NPM_FLAGS)).replace("STALE", str(STALE_SECONDS))
     done = await box.exec(
-        ["sh", "-c", command, "sh", base, name, MARKER],
+        ["sh", "-c", command, "sh", base, name, MARKER, entry.finish or ""],
         stdin=package_json(entry).encode(),
         timeout=INSTALL_SECONDS,
     )

@@ -120,6 +120,11 @@ def _target(entry: Entry, python: Interpreter) -> Path:
     return cache_root() / install_name(entry, platform_name(platform.machine()), python.version)
 
 
+async def host_directory(entry: Entry) -> Path:
+    """Where the packages of `entry` are, or will be."""
+    return _target(entry, await find_python(entry))
+
+
 async def find_installed(entry: Entry, runtime: str | None) -> Path | None:
     """Where the packages of `entry` are for boxes on this machine; None: they are not installed yet."""
     if runtime is not None:
@@ -143,16 +148,24 @@ async def ensure(entry: Entry, box: Box, runtime: str | None, *, may_install: bo
     if runtime is not None:
         directory = _given(runtime)
     else:
-        python = await find_python(entry)
-
-        async def fill(stage: Path) -> None:
-            await _fill(entry, python, stage)
-
-        directory = await install_once(entry, _target(entry, python), fill, may_install=may_install)
+        directory = await install_on_host(entry, may_install=may_install)
     return expose(directory) or str(directory)
 
 
 # -- on the host -----------------------------------------------------------------------------------
+
+
+async def install_on_host(entry: Entry, *, may_install: bool) -> Path:
+    """The directory that holds `entry`'s packages; made now if it is missing and `may_install`.
+
+    Raises `ExecutorError` ``acp_runtime_python``, ``acp_runtime_missing``, ``acp_runtime_install_failed``.
+    """
+    python = await find_python(entry)
+
+    async def fill(stage: Path) -> None:
+        await _fill(entry, python, stage)
+
+    return await install_once(entry, _target(entry, python), fill, may_install=may_install)
 
 
 async def _fill(entry: Entry, python: Interpreter, stage: Path) -> None:
