@@ -105,9 +105,10 @@ def _check_versions(stage: Path, entry: Entry) -> None:
 _PROBE = "uname -m; node --version 2>/dev/null || echo none"
 
 # $1: the directory of all installs, $2: the name of this one, $3: the marker, $4: what Node does last.
-# Others may do the same at the same time, in other boxes: who makes the lock installs. It is kept fresh by a process that ends
-# with its maker; one that is not fresh any more is of an install that was killed. That two install at
-# once is then possible and does no harm: each has a directory of its own, and the last rename counts.
+# Others may do the same at the same time, in other boxes: who makes the lock installs. It is kept fresh
+# by a process that ends with its maker; one that is not fresh any more is of an install that was killed.
+# That two install at once is then possible and does no harm: each has a directory of its own, and the
+# last rename counts.
 _INSTALL = r"""
 target=$1/$2 lock=$1/.$2.lock stage=$1/.$2.$$-${AGEVAL_ATTEMPT_ID:-0}.part
 mkdir -p -- "$1" || exit 1
