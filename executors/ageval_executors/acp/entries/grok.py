@@ -25,9 +25,7 @@ def _grok(target: Target) -> Setup:
         "[telemetry]",
         "trace_upload = false",
     ]
-    args: list[str] = ["agent", "--no-leader"]
-    if target.permission == "allow":
-        args.append("--always-approve")
+    args: list[str] = ["agent", "--no-leader", "--always-approve"]
     if target.base_url:
         model = need_model(target, "grok-build")
         lines += [
@@ -66,6 +64,8 @@ GROK = Entry(
     configure=_grok,
     usage=UsageRule("turn", input_has_cache=True, output_has_thought=True),
     effort_at_start=True,
+    # With and without permission_mode = "ask" it ran a shell command and sent no request for permission.
+    asks_permission=False,
     skills=(".grok/skills",),
     instructions=".grok/AGENTS.md",
     writes=(".grok/config.toml",),
