@@ -308,7 +308,7 @@ class Job:
             keep_raw=bool(self.option("keep_raw")),
             trust_tasks=bool(self.option("trust_tasks")),
             hidden=(self.config.rootpath / ".env",),
-            permission=self.option("permission") or "allow",
+            permission=self.options.policy,
             secret=lambda name: resolve_secret(name, dataset),
             ledger=self.ledger,
             prices=self.prices,
@@ -423,4 +423,6 @@ _FIELDS = {
     "base_url": "base_url",
     "max_cost_per_attempt": "max_cost_per_attempt",
     "max_tokens_per_attempt": "max_tokens_per_attempt",
+    "permission": "permission",
+    "auth": "agent_auth",
 }

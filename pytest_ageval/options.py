@@ -102,7 +102,13 @@ OPTIONS = (
         "permission",
         ("--permission",),
         "answer to agents that ask for permission (default allow)",
-        choices=("allow", "deny", "hook"),
+        choices=("allow", "deny", "ask", "hook"),
+    ),
+    Option(
+        "agent_auth",
+        ("--agent-auth",),
+        "how agents sign in: with keys of the environment (default), or with your own login files",
+        choices=("env", "keyless"),
     ),
     Option(
         "plugins",

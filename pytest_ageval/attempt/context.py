@@ -113,6 +113,8 @@ class Attempt:
         self.discarded = False
         self.limit: str | None = None
         self.terminal: dict[str, Any] | None = None
+        #: Login files of the operator that are in the box, as it spells them.
+        self.logins: list[str] = []
         self.flags: list[str] = []
         self.published: dict[str, str] = {}
         self.not_produced: list[str] = []
@@ -313,7 +315,10 @@ class Attempt:
         """What a profile gives an agent in ``options.env`` may be a secret, whether it says so or not."""
         for binding in self.locked.bindings.values():
             env = binding.options.get("env")
-            for name, value in env.items() if isinstance(env, Mapping) else ():
+            rows = list(env.items()) if isinstance(env, Mapping) else []
+            for server in binding.equipment.mcp_servers:
+                rows += [*server.env.items(), *server.headers.items()]
+            for name, value in rows:
                 if "${" not in str(value):
                     self.redactor.add(str(name), str(value))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_ageval.accounting import library
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import within
+from pytest_ageval.attempt.equip import equip
 from pytest_ageval.attempt.guard import remember_directories
 from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, ImageLayer, work_parent
 from pytest_ageval.errors import AgevalError, BoxError
@@ -57,6 +58,7 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
     await seed(attempt, box)
     await prepare_agents(attempt)
     await load_prices(attempt)
+    await equip(attempt, box)
     await slots.call(attempt, "after_environment_ready")
     await slots.call(attempt, "environment_setup")
     await slots.call(attempt, "after_environment")

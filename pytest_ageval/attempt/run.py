@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.equip import take_logins_away
 from pytest_ageval.attempt.harvest import harvest
 from pytest_ageval.attempt.scripts import fault_of, start_run_script
 from pytest_ageval.sessions.service import AgentService
@@ -52,6 +53,7 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
     leftovers += await asyncio.wait_for(attempt.raw_box.quiesce(), SEAL_SECONDS)
     if leftovers:
         attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
+    await take_logins_away(attempt)
     await attempt.after_turn()
     attempt.writers_stopped = True
     attempt.evidence.activity.append(

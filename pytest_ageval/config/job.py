@@ -23,6 +23,8 @@ from pytest_ageval.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from pytest_ageval.executor import PermissionPolicy
+
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LIMITS = LimitsTable.__struct_fields__
 _PROFILE_FIELDS = re.compile(
@@ -67,6 +69,8 @@ class JobOptions:
     base_url: str | None = None
     max_cost_per_attempt: float | None = None
     max_tokens_per_attempt: int | None = None
+    permission: str | None = None
+    auth: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[Override, ...] = field(init=False, default=())
     parsed_box_options: tuple[BoxOption, ...] = field(init=False, default=())
@@ -90,6 +94,12 @@ class JobOptions:
     def source(self, name: str) -> str:
         """Where the field `name` comes from: ``cli``, ``env`` or ``ini``."""
         return self.sources.get(name, "cli")
+
+    @property
+    def policy(self) -> PermissionPolicy:
+        """How agents that ask for permission are answered; ``hook`` is another word for ``ask``."""
+        policies: Mapping[str, PermissionPolicy] = {"deny": "deny", "ask": "ask", "hook": "ask"}
+        return policies.get(self.permission or "", "allow")
 
     @classmethod
     def gather(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> JobOptions:
@@ -118,6 +128,8 @@ _VARIABLES = {
     "profiles": "AGEVAL_PROFILES",
     "effort": "AGEVAL_EFFORT",
     "base_url": "AGEVAL_BASE_URL",
+    "permission": "AGEVAL_PERMISSION",
+    "auth": "AGEVAL_AGENT_AUTH",
     "max_cost_per_attempt": "AGEVAL_MAX_COST_PER_ATTEMPT",
     "max_tokens_per_attempt": "AGEVAL_MAX_TOKENS_PER_ATTEMPT",
 }
@@ -130,7 +142,7 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
 
 
 def _from_environment(name: str, variable: str, text: str) -> Any:
-    if name in ("profiles", "effort", "base_url"):
+    if name in ("profiles", "effort", "base_url", "permission", "auth"):
         return text
     try:
         return _NUMBERS[name](text) if name in _NUMBERS else shlex.split(text)

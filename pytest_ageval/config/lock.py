@@ -14,6 +14,7 @@ from pytest_ageval.accounting.budget import Budget
 from pytest_ageval.config.bindings import Bound, bind_role, check_credential
 from pytest_ageval.config.check import Source, convert
 from pytest_ageval.config.env import host_of
+from pytest_ageval.config.equipment import check_remote_login, files_are_unique, locked_equipment
 from pytest_ageval.config.hashing import digest_of, file_digest, tree_digest
 from pytest_ageval.config.locked import (
     Binding,
@@ -60,6 +61,9 @@ def lock_task(
     box, box_class, box_rows = _box(profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
     _check_capabilities(task, box, box_class, bounds)
+    for bound in bounds.values():
+        check_remote_login(bound.binding, box.kind)
+    files_are_unique(bound.binding for bound in bounds.values())
     plugins = _plugins(box, box_class, bounds, registry)
     references = task.references()
     check_scripts(task)
@@ -86,6 +90,7 @@ def lock_task(
         "environment_options": box.options,
         "evaluate_host": profiles.evaluate_host,
         "agent_profiles": {role: _locked_binding(bound) for role, bound in bounds.items()},
+        "permission": job.policy,
         "parameters": parameters,
         "requires": {"environment": sorted(task.requires)},
         "limits": asdict(limits),
@@ -347,7 +352,10 @@ def _check_lower(name: str, before: int, override: Override) -> None:
 def _locked_binding(bound: Bound) -> dict[str, Any]:
     """What of a binding can change an outcome. No label, no value of a secret."""
     binding = bound.binding
-    return {
+    more: dict[str, Any] = {} if binding.auth == "env" else {"auth": binding.auth}
+    if equipment := locked_equipment(binding.equipment):
+        more["equipment"] = equipment
+    return more | {
         "executor": binding.executor,
         "model": _model(binding),
         "base_url_host": None if bound.base_url is None else host_of(bound.base_url),
@@ -449,6 +457,7 @@ def _overlay_row(bound: Bound) -> dict[str, Any]:
         "options": dict(binding.options) or None,
         "overlays": list(binding.overlays) or None,
         "extensions": list(binding.extensions) or None,
+        "auth": binding.auth if binding.auth != "env" else None,
     }
     return {name: value for name, value in row.items() if value is not None}
 

@@ -6,12 +6,13 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import ActivityScope, Event, Session
+from pytest_ageval.executor import ActivityScope, Event, McpServer, Session
 
 if TYPE_CHECKING:
     from pytest_ageval.accounting import CallMeter
@@ -64,6 +65,8 @@ def session_for(
         agent=binding.agent,
         refuse_call=calls.refuse if calls is not None else lambda: None,
         called=calls.called if calls is not None else lambda usage: None,
+        mcp_servers=mcp_servers(attempt, binding),
+        login=binding.auth != "env",
     )
 
 
@@ -92,6 +95,19 @@ def executor_options(attempt: Attempt, binding: Binding) -> dict[str, Any]:
         where = f"options.env of role {binding.role!r}"
         options["env"] = {name: resolved(attempt, str(value), where) for name, value in env.items()}
     return options
+
+
+def mcp_servers(attempt: Attempt, binding: Binding) -> tuple[McpServer, ...]:
+    """The role's MCP servers; ``${NAME}`` in their variables and headers resolved."""
+
+    def values(server: McpServer, found: Mapping[str, str]) -> dict[str, str]:
+        where = f"the MCP server {server.name} of role {binding.role!r}"
+        return {name: resolved(attempt, value, where) for name, value in found.items()}
+
+    return tuple(
+        replace(server, env=values(server, server.env), headers=values(server, server.headers))
+        for server in binding.equipment.mcp_servers
+    )
 
 
 def base_url(attempt: Attempt, binding: Binding) -> str | None:
