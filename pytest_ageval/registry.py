@@ -26,6 +26,7 @@ BOXES: Mapping[str, str] = {
 EXECUTORS: Mapping[str, str] = {
     "acp": "ageval_executors.acp:AcpExecutor",
     "anthropic-http": "ageval_executors.anthropic_http:AnthropicExecutor",
+    "miniswe": "ageval_executors.miniswe:MinisweExecutor",
     "nop": "ageval_executors.nop:NopExecutor",
     "openai-http": "ageval_executors.openai_http:OpenAIExecutor",
     "oracle": "ageval_executors.oracle:OracleExecutor",
