@@ -30,6 +30,7 @@ EXECUTORS: Mapping[str, str] = {
     "nop": "ageval_executors.nop:NopExecutor",
     "openai-http": "ageval_executors.openai_http:OpenAIExecutor",
     "oracle": "ageval_executors.oracle:OracleExecutor",
+    "terminus-2": "ageval_executors.terminus:TerminusExecutor",
 }
 
 

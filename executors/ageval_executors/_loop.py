@@ -64,6 +64,8 @@ class Run:
     prompt: str
     usage: list[Usage] = field(default_factory=list)
     calls: int = 0
+    #: Those of them that count against ``step_limit``.
+    steps: int = 0
     #: A command has been sent to the box.
     acted: bool = False
     #: A model call is on its way.
@@ -231,7 +233,7 @@ class LoopExecutor(Executor):
             run.calling = True
             result = await self.model.invoke(prompt, tools=tools, messages=messages)
             run.calling = False
-            run.calls += 1
+            run.calls, run.steps = run.calls + 1, run.steps + counted
             self._account(run, result)
             if result.ok:
                 break
@@ -239,7 +241,7 @@ class LoopExecutor(Executor):
             if not result.transient or run.stalled is None or run.stalled.done():
                 raise LoopEndedError(failed)
             run.again.clear()
-            run.calls -= 1
+            run.steps -= counted
             run.stalled.set_result(failed)
             await run.again.wait()
         run.text, run.model = result.text or run.text, result.model or run.model
@@ -251,8 +253,8 @@ class LoopExecutor(Executor):
         refusal = self.session.refuse_call()
         if refusal is not None:
             raise LoopEndedError(limit_reached("budget", refusal))
-        if counted and 0 < self.options.step_limit <= run.calls:
-            raise LoopEndedError(limit_reached("step_limit", f"{run.calls} model calls"))
+        if counted and 0 < self.options.step_limit <= run.steps:
+            raise LoopEndedError(limit_reached("step_limit", f"{run.steps} model calls"))
         if self.options.cost_limit > 0 and run.usage:
             if run.cost is None:
                 raise LoopEndedError(

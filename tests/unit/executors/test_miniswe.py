@@ -154,16 +154,21 @@ def test_limits_stop_before_the_next_call(tmp_path, which):
     options = {"step_limit": 2} if which == "step_limit" else {}
     if which == "cost_limit":
         options = {"cost_limit": 0.1}
-    with ScriptedModel([Shell("true"), Shell("true"), SUBMIT]) as model:
+    with ScriptedModel([Shell("true")] * 4, tokens=Tokens(cost=0.06)) as model:
         run = bench(model, tmp_path, options=options)
         if which == "budget":
             run.budget = lambda: "max_cost is used up" if len(run.called) >= 2 else None
         (result,) = run.ask("go")
-    if which == "cost_limit":  # the scripted model reports no cost: the limit could not be kept
-        assert (result.ok, result.error[:17], len(model.requests)) == (False, "cost_not_reported", 1)
-        return
     assert (result.ok, result.status, result.stop_reason) == (True, "limit", which)
     assert len(model.requests) == 2
+
+
+@installed
+def test_cost_limit_that_cannot_be_kept_is_an_error(tmp_path):
+    with ScriptedModel([Shell("true")] * 3) as model:
+        (result,) = bench(model, tmp_path, options={"cost_limit": 0.1}).ask("go")
+    assert (result.ok, result.infrastructure, len(model.requests)) == (False, True, 1)
+    assert result.error.startswith("cost_not_reported")
 
 
 @installed
