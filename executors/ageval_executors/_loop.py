@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from ageval_executors._text import mend
 from ageval_executors._usage import sum_usage
 from ageval_executors.anthropic_http import AnthropicExecutor
 from ageval_executors.openai_http import OpenAIExecutor
@@ -167,6 +168,7 @@ class LoopExecutor(Executor):
 
     async def _begin(self, prompt: str) -> Run:
         """The run that waits for its provider with this prompt, or a new one."""
+        prompt = mend(prompt)
         run = self._run
         if run is not None and run.prompt == prompt and run.task is not None and not run.task.done():
             run.again.set()

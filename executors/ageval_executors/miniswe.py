@@ -221,8 +221,13 @@ def _output(text: str, code: int, problem: str) -> dict[str, Any]:
 
 
 def _kept(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for a further prompt: every tool call has a result, and no exit is in it."""
+    """The conversation for a further prompt: every tool call has a result, no exit is in it, and nothing
+    that was said after the model's last word."""
     rows = [row for row in messages if row["role"] != "exit"]
+    while rows and rows[-1]["role"] == "user":
+        rows.pop()
+    if len(rows) == 1:
+        return []  # only the system's word: the next prompt is the first one again
     answered = {row.get("tool_call_id") for row in rows}
     open_calls = [call for row in rows for call in row.get("tool_calls") or () if call["id"] not in answered]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": UNANSWERED} for call in open_calls]

@@ -66,4 +66,4 @@ def test_provider_that_refuses_the_key_is_an_error_of_the_run(tmp_path: Path) ->
     done, _, result = run(tmp_path, turns, "local", "--ageval-exit", "verdict")
     assert done.returncode == 9, done.stdout + done.stderr
     assert (result["status"], result["score"], result["error"]["phase"]) == ("ERROR", None, "run")
-    assert "401" in json.dumps(result["error"])
+    assert "AuthenticationError" in json.dumps(result["error"])

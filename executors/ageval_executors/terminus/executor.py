@@ -43,7 +43,8 @@ class TerminusOptions(LoopOptions, forbid_unknown_fields=True, frozen=True, kw_o
     `pane_width` and `pane_height` are the terminal's size in characters. `max_format_errors`: the turn
     ends after so many answers in a row that cannot be read. `context_limit` is how many tokens the model
     takes: a summary replaces the conversation when fewer than `context_free` of them are left; 0 waits
-    for the provider to refuse a request for its length.
+    for the provider to refuse a request for its length. `confirm_completion`: the model is asked once
+    more before its word that the task is complete counts.
     """
 
     cmd_timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
@@ -53,6 +54,7 @@ class TerminusOptions(LoopOptions, forbid_unknown_fields=True, frozen=True, kw_o
     max_format_errors: _Whole = 3
     context_limit: Annotated[int, msgspec.Meta(ge=0)] = 0
     context_free: Annotated[int, msgspec.Meta(ge=0)] = 8000
+    confirm_completion: bool = True
 
 
 class TerminusExecutor(LoopExecutor):
@@ -111,9 +113,9 @@ class TerminusExecutor(LoopExecutor):
                 self._say(prompts.cut_off(self.options.parser) if cut else self._malformed(reply.error))
                 continue
             errors = 0
-            run.text = reply.analysis or run.text
+            run.text = reply.analysis
             screen = await self._carry_out(run, reply.commands)
-            if reply.complete and confirming:
+            if reply.complete and (confirming or not self.options.confirm_completion):
                 return AgentResult(text=run.text, stop_reason="task_complete", repeatable=False)
             confirming = reply.complete
             screen = prompts.with_warnings(screen, reply.warnings)

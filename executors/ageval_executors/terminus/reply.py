@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ageval_executors._text import mend_json
+
 #: Seconds to wait after keystrokes that name no duration.
 DEFAULT_DURATION = 1.0
 
@@ -68,6 +70,7 @@ def _object(text: str, reply: Reply) -> tuple[Mapping[str, Any] | None, int, int
     for start in starts:
         try:
             found, end = decoder.raw_decode(text, start)
+            found = mend_json(found)
         except (ValueError, RecursionError) as error:
             reply.error = reply.error or f"the JSON cannot be read: {error}"
             continue
@@ -78,7 +81,7 @@ def _object(text: str, reply: Reply) -> tuple[Mapping[str, Any] | None, int, int
         if not starts:
             break
         try:
-            found = decoder.decode(text[starts[0] :].rstrip("` \n\t") + closing)
+            found = mend_json(decoder.decode(text[starts[0] :].rstrip("` \n\t") + closing))
         except (ValueError, RecursionError):
             continue
         if isinstance(found, Mapping):
