@@ -40,8 +40,8 @@ Answer with one {form} and nothing else:
 - analysis, plan and commands are required. commands may be empty, to wait and look again.
 - keystrokes are typed exactly as they stand. End a command line with a line end, or it is not run. A text
   that is nothing but the name of a key in tmux's spelling presses that key: C-c, C-d, Escape, Up.
-- duration is how many seconds to wait before the next keystrokes, or before you see the terminal:
-  {default:g} if it is left out, {longest:g} at most. What runs longer goes on running; wait for it with empty
+- duration is how long to wait before the next keystrokes, or before you see the terminal: {default:g} s if
+  it is left out, {longest:g} s at most. What runs longer goes on running; wait for it with empty
   keystrokes. Prefer short waits.
 - task_complete: true when the task is done. You will be asked once more before it counts.
 
