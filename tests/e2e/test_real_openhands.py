@@ -37,7 +37,7 @@ def run(tmp_path: Path, turns: list[Turn], box: str, *more: str) -> tuple[Any, P
         host = subprocess.run(BRIDGE, capture_output=True, text=True, check=True).stdout.strip()
     with ScriptedModel(turns, host=host) as model:
         command = [sys.executable, "-m", "pytest", str(QUICKSTART), "-k", "fix-parser", "--box", box]
-        command += ["--agent", "openhands", "--model", "scripted-model", "--base-url", model.base_url]
+        command += ["--agent", "openhands-sdk", "--model", "scripted-model", "--base-url", model.base_url]
         command += ["--ageval-dir", str(tmp_path / "evidence"), "-p", "no:cacheprovider", *more]
         env = {**os.environ, "OPENAI_API_KEY": "sk-dummy-1234567890"}
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=env)
@@ -50,7 +50,7 @@ def test_it_mends_the_program(tmp_path: Path, box: str) -> None:
     turns = [Shell("python3 -m unittest"), Shell(WRITE), Text("ini2json.py does what it should.")]
     done, attempt, result = run(tmp_path, turns, box)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (result["status"], result["score"], result["agent"]) == ("PASS", 1.0, "openhands")
+    assert (result["status"], result["score"], result["agent"]) == ("PASS", 1.0, "openhands-sdk")
     assert (result["agent_status"], result["stop_reason"]) == ("completed", "finished")
     rows = [json.loads(line) for line in (attempt / "trajectory.jsonl").read_text().splitlines()]
     calls = [row for row in rows if row["type"] == "tool_call"]
