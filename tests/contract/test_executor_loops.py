@@ -3,7 +3,6 @@
 What the contract's model says in plain words is put into each loop's own language first.
 """
 
-import asyncio
 import importlib.util
 import json
 import shutil
@@ -21,18 +20,15 @@ from pytest_ageval.testing.executor_contract import ExecutorContract  # noqa: E4
 from pytest_ageval.testing.scripted_model import (  # noqa: E402
     AFTER_END,
     Calls,
-    ScriptedModel,
     Shell,
     Text,
     ToolCall,
-    When,
 )
 
 OPENAI = frozenset({"prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"})
 SUBMIT = ToolCall("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})
 
 
-RESUMED = "sent again, the loop goes on where it stood: only the failed call is repeated"
 CUT_OFF = "an answer that was cut off is told to the model, which tries again"
 ONE_API = "Anthropic's API has one form; the other is refused when the session is made"
 
@@ -46,41 +42,11 @@ class LoopContract(ExecutorContract):
     loops = True
     reports = OPENAI
 
-    def put(self, turn: Any) -> Any:
-        """A turn of the contract in the loop's language."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def play(self, tmp_path):
-        """As the contract's own, with its turns put into the loop's language."""
-
-        def put(row):
-            return (
-                When(row.pattern, [self.put(turn) for turn in row.turns])
-                if isinstance(row, When)
-                else self.put(row)
-            )
-
-        def run(body, *turns, by=None, opened=True, **fields):
-            async def all_of_it():
-                with ScriptedModel(
-                    [put(row) for row in turns], by=by, after_end=self.put(AFTER_END)
-                ) as model:
-                    async with self.stage(model, tmp_path, fields) as stage:
-                        if opened:
-                            await stage.begin()
-                        await body(stage)
-
-            asyncio.run(asyncio.wait_for(all_of_it(), self.patience))
-
-        return run
-
 
 @pytest.mark.skipif(importlib.util.find_spec("minisweagent") is None, reason="pip install -e '.[miniswe]'")
 class TestMiniswe(LoopContract):
     executor_class = MinisweExecutor
     cannot: ClassVar = {
-        "test_a_turn_that_did_something_is_not_repeatable": RESUMED,
         "test_stop_reason[limit-limit]": CUT_OFF,
     }
 
@@ -116,7 +82,6 @@ class TestTerminus(LoopContract):
         "test_sessions_at_once": IN_JSON,
         "test_work_in_the_workspace": ON_SCREEN,
         "test_a_command_that_fails_is_not_the_end": ON_SCREEN,
-        "test_a_turn_that_did_something_is_not_repeatable": RESUMED,
         "test_stop_reason[limit-limit]": CUT_OFF,
     }
 

@@ -27,3 +27,10 @@ class TestOpenHands(ExecutorContract):
     reports = frozenset({"prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"})
     agent_process = "worker.py"
     patience = 400.0
+    cannot: ClassVar = {
+        "test_fault_of_the_provider[error-in-stream]": "litellm takes an error with status 200 for an answer",
+        "test_empty_reply": "the SDK asks the model again after an empty answer",
+        "test_stop_reason[limit-limit]": "the SDK does not tell why an answer ended",
+        "test_stop_reason[refused-refused]": "the SDK does not tell why an answer ended",
+        "test_half_a_surrogate": "the SDK cannot write half a surrogate pair and fails",
+    }

@@ -212,7 +212,7 @@ class OpenHandsExecutor(Executor):
             "model": name,
             "api_key": self.session.api_key or "no-key-needed-on-loopback",
             "base_url": self.session.base_url,
-            "num_retries": self.options.retries,
+            "num_retries": self.options.retries + 1,  # it counts the first try
             "retry_min_wait": 1,
             "retry_max_wait": 16,
             "retry_multiplier": 2.0,
@@ -223,6 +223,9 @@ class OpenHandsExecutor(Executor):
             found["api_mode"] = spec.api
         elif self.session.base_url is not None:
             found["api_mode"] = "chat"
+        if self.options.wire == "openai":
+            # As they are: the SDK leaves out what it believes that a model does not take.
+            return {**found, "litellm_extra_body": dict(spec.extra)} if spec.extra else found
         return {**found, **{_EXTRA[key]: value for key, value in spec.extra.items()}}
 
     # -- a turn ------------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ class Worker:
         self.text = ""
         self.error: dict[str, Any] | None = None
         self._told: dict[str, int] = {}
+        #: A prompt that failed before the agent said or did anything: it stands in the conversation.
+        self._unanswered: str | None = None
+        self._heard = False
         self.llm = LLM(usage_id="agent", **settings["llm"])
         condenser = self.llm.model_copy(update={"usage_id": "condenser"})
         agent = Agent(
@@ -82,8 +85,10 @@ class Worker:
 
     def _event(self, event: Any) -> None:
         kind = type(event).__name__
+        self._heard = self._heard or kind in ("ActionEvent", "ObservationEvent")
         if kind == "MessageEvent":
             if event.source == "agent":
+                self._heard = True
                 self._thought(event.llm_message.reasoning_content)
                 self._say(_joined(event.llm_message.content))
         elif kind == "ActionEvent":
@@ -140,13 +145,16 @@ class Worker:
 
     async def turn(self, prompt: str) -> None:
         """One prompt to its end."""
-        self.text, self.error = "", None
+        self.text, self.error, self._heard = "", None, False
         failure: dict[str, Any] | None = None
+        again, self._unanswered = prompt == self._unanswered, None
         try:
-            await asyncio.to_thread(self.conversation.send_message, prompt)
+            if not again:
+                await asyncio.to_thread(self.conversation.send_message, prompt)
             await self.conversation.arun()
         except Exception as error:
             failure = _failure(error)
+            self._unanswered = None if self._heard else prompt
         self.usage()
         status = self.conversation.state.execution_status.value
         self.out.say("end", status=status, text=self.text, error=failure or self.error)
@@ -162,10 +170,11 @@ def _failure(error: BaseException) -> dict[str, Any]:
     found: BaseException | None = error
     while found is not None and len(chain) < 10:
         chain.append(found)
-        found = found.__cause__
+        found = found.__cause__ or found.__context__
     said = chain[1] if len(chain) > 1 else chain[0]
     statuses = [code for each in chain if isinstance(code := getattr(each, "status_code", None), int)]
     headers = [h for each in chain if (h := getattr(getattr(each, "response", None), "headers", None))]
+    headers += [h for each in chain if (h := getattr(each, "litellm_response_headers", None))]
     after = next((value for h in headers if (value := h.get("retry-after"))), None)
     return {
         "code": type(said).__name__,
