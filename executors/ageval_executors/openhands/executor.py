@@ -61,7 +61,7 @@ class OpenHandsOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def packages(self) -> PyPackages:
         """What is installed for these options."""
         pins = {"openhands-sdk": self.version, "openhands-tools": self.version}
-        return PyPackages("openhands", pins, python=PYTHONS[0], below=PYTHONS[1])
+        return PyPackages("openhands-sdk", pins, python=PYTHONS[0], below=PYTHONS[1])
 
 
 class OpenHandsExecutor(Executor):
