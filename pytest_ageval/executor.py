@@ -257,6 +257,8 @@ class Executor(abc.ABC):
     extra_allowlist: ClassVar[frozenset[str]] = frozenset()
     #: A model id must be configured.
     requires_model: ClassVar[bool] = False
+    #: False for one that plays an agent without calling a model.
+    calls_model: ClassVar[bool] = True
     #: Names of the environment variables with the key and the address, where a role names none.
     #: A key's name is locked always, an address only when its variable is set.
     default_api_key_name: ClassVar[str | None] = None
@@ -272,6 +274,19 @@ class Executor(abc.ABC):
     def fittings(cls, options: Mapping[str, Any]) -> Fittings:
         """What an agent with these (checked) options can be given besides prompts."""
         return Fittings()
+
+    @classmethod
+    def calls_from_box(cls) -> bool:
+        """The model is called by a program in the box, which must then reach it; else from the host."""
+        return "attach_stdio" in cls.requires_box
+
+    @classmethod
+    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+        """The base URL that is called when the role has none, for the model gateway; None: not known.
+
+        An executor that names one must use `Session.base_url` and `Session.api_key` in its place.
+        """
+        return None
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:

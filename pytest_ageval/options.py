@@ -111,6 +111,19 @@ OPTIONS = (
         choices=("env", "keyless"),
     ),
     Option(
+        "gateway",
+        ("--gateway",),
+        "agents in boxes call their model through the model gateway (default auto)",
+        choices=("auto", "off"),
+    ),
+    Option("record", ("--record",), "record every model call into a directory", metavar="DIR"),
+    Option(
+        "replay",
+        ("--replay",),
+        "answer every model call from a recorded directory: no key, no network",
+        metavar="DIR",
+    ),
+    Option(
         "plugins",
         (),
         "directory of an ageval.plugin/1 plugin, or of several (repeatable)",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval.accounting import Meter, Prices
 from pytest_ageval.attempt.clock import PhaseClock
@@ -41,6 +41,8 @@ class AttemptOptions:
     `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
     directories and files that a contained script does not see. `ledger` is what the whole run has spent,
     if it has a budget, and `prices` what models cost.
+    directories and files that a contained script does not see. `gateway` is whether agents' model
+    calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
     """
 
     keep_workspace: bool = False
@@ -52,6 +54,9 @@ class AttemptOptions:
     hidden: tuple[Path, ...] = ()
     ledger: Ledger | None = None
     prices: Prices = field(default_factory=Prices)
+    gateway: Literal["auto", "off"] = "auto"
+    record: Path | None = None
+    replay: Path | None = None
 
 
 class Attempt:
@@ -127,6 +132,8 @@ class Attempt:
         self.judge_failure: AgentResult | None = None
         #: A command of the evaluator that could not be run for want of a box.
         self.scoring_failure: BoxError | None = None
+        #: What records or replays the calls of a role.
+        self.tapes: dict[str, Any] = {}
 
     # -- for hooks -------------------------------------------------------------------------------
 

@@ -103,7 +103,10 @@ async def start(box: Box) -> None:
 
 def box_spec(attempt: Attempt) -> BoxSpec:
     """What the box is told: labels, a private host directory, and what it must hide."""
+    from pytest_ageval.sessions.build import model_urls
+
     locked = attempt.locked
+    urls, gateway = model_urls(attempt)
     return BoxSpec(
         kind=locked.box.kind,
         attempt_id=attempt.identity.attempt_id,
@@ -116,7 +119,8 @@ def box_spec(attempt: Attempt) -> BoxSpec:
         resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
         labels=attempt.identity.labels,
         hidden=(locked.dataset_root, attempt.evidence.root.parent),
-        model_urls=tuple(row.base_url for row in locked.bindings.values() if row.base_url),
+        model_urls=urls,
+        gateway=gateway,
     )
 
 
@@ -133,11 +137,10 @@ async def seed(attempt: Attempt, box: Box) -> None:
 
 async def prepare_agents(attempt: Attempt) -> None:
     """Install what the roles' agents need, once for each, before the clock of the run starts."""
-    from pytest_ageval.sessions.build import preparing_session
+    from pytest_ageval.sessions.build import prepare
 
-    for role, binding in attempt.locked.bindings.items():
-        executor = attempt.registry.executor(binding.executor)
-        await executor.prepare(preparing_session(attempt, role))
+    for role in attempt.locked.bindings:
+        await prepare(attempt, role)
 
 
 def log_attempt(attempt: Attempt) -> None:

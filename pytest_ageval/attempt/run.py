@@ -30,6 +30,7 @@ async def run(attempt: Attempt) -> None:
         await seal(attempt, service, worker)
     await harvest(attempt)
     await slots.call(attempt, "after_run")
+    refuse_failed(attempt)
     if ended is not None:
         take_result(attempt, ended)
 
@@ -66,6 +67,12 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
             "limit_reached": attempt.limit,
         },
     )
+
+
+def refuse_failed(attempt: Attempt) -> None:
+    """Raise what made the attempt an ERROR while it ran: a call that could not be replayed or recorded."""
+    if attempt.error is not None:
+        raise attempt.error
 
 
 def take_result(attempt: Attempt, ended: WorkerOutcome) -> None:

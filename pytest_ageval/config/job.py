@@ -71,6 +71,7 @@ class JobOptions:
     max_tokens_per_attempt: int | None = None
     permission: str | None = None
     auth: str | None = None
+    gateway: str = "auto"
     sources: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[Override, ...] = field(init=False, default=())
     parsed_box_options: tuple[BoxOption, ...] = field(init=False, default=())
@@ -80,6 +81,8 @@ class JobOptions:
             raise ConfigError("invalid_option", f"--attempts must be at least 1, found {self.attempts}")
         for flag, values in (("--model", self.models), ("--box", self.boxes)):
             _refuse_twice(flag, values)
+        if self.gateway not in ("auto", "off"):
+            raise ConfigError("invalid_option", f"--gateway must be auto or off, found {self.gateway!r}")
         if self.base_url is not None:
             check_base_url(self.base_url, Source(None, "--base-url"), "")
         check_budget("--max-cost-per-attempt", self.max_cost_per_attempt)
@@ -130,6 +133,7 @@ _VARIABLES = {
     "base_url": "AGEVAL_BASE_URL",
     "permission": "AGEVAL_PERMISSION",
     "auth": "AGEVAL_AGENT_AUTH",
+    "gateway": "AGEVAL_GATEWAY",
     "max_cost_per_attempt": "AGEVAL_MAX_COST_PER_ATTEMPT",
     "max_tokens_per_attempt": "AGEVAL_MAX_TOKENS_PER_ATTEMPT",
 }
@@ -142,7 +146,7 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
 
 
 def _from_environment(name: str, variable: str, text: str) -> Any:
-    if name in ("profiles", "effort", "base_url", "permission", "auth"):
+    if name in ("profiles", "effort", "base_url", "permission", "auth", "gateway"):
         return text
     try:
         return _NUMBERS[name](text) if name in _NUMBERS else shlex.split(text)

@@ -104,6 +104,8 @@ def lock_task(
         locked["plugins"] = versions
     digest = digest_of(locked)
     document = _document(locked, digest, profiles, bounds, rows)
+    # Not in the digest: it is how the calls go out, not what is asked.
+    document["gateway"] = job.gateway
     if provenance := task.provenance or dataset.provenance:
         document["provenance"] = provenance
     return LockedTask(

@@ -81,6 +81,12 @@ class AcpExecutor(Executor):
         return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins, entry.writes)
 
     @classmethod
+    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+        """The agent's own default, where it has one that it can be moved from."""
+        own = {name: value for name, value in options.items() if name in AcpOptions.__struct_fields__}
+        return msgspec.convert(own, AcpOptions).resolve().default_url
+
+    @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:
         """The protocol library, and for a box on this machine a Node that fits."""
         asked = msgspec.convert(dict(options), AcpOptions)
