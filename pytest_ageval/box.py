@@ -99,7 +99,9 @@ class BoxSpec:
     evidence root) that nothing in the box may reach. `resources` are what the task asks for
     (``cpus``, ``memory_mb``, ...). `labels` go onto everything the kind creates, so that leftovers
     can be found: ``ageval.run``, ``ageval.worker``, ``ageval.attempt``. `model_urls` are where the
-    agents' providers are, for a kind that can close the rest of the network. `layers` go into the
+    agents' providers are, for a kind that can close the rest of the network; with `gateway` their calls
+    all go to a port that `Box.forward` makes reachable, so that a kind that can do this need let nothing
+    else through. `layers` go into the
     image of a kind that makes images (`Box.makes_images`), in this order.
     """
 
@@ -114,6 +116,7 @@ class BoxSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     hidden: Sequence[Path] = ()
     model_urls: Sequence[str] = ()
+    gateway: bool = False
     layers: Sequence[ImageLayer] = ()
 
 

@@ -172,7 +172,41 @@ class Solution:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-PermissionPolicy = Literal["allow", "deny", "hook"]
+PermissionPolicy = Literal["allow", "deny", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """A server of the Model Context Protocol that an agent is to use.
+
+    `transport` is ``stdio`` (then `command`, `args`, `env`), ``http`` (streamable HTTP) or ``sse`` (then
+    `url`, `headers`). In a `Session` the values of `env` and `headers` are resolved, and may be secret.
+    """
+
+    name: str
+    transport: Literal["stdio", "http", "sse"]
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fittings:
+    """What an agent can be given besides prompts; checked when the task is locked.
+
+    `mcp` are the transports of MCP servers that reach it. `skills` are the directories below HOME in which
+    it looks for skills, `instructions` the file below HOME with the instructions that it always reads.
+    `logins` are the files below HOME that a login of the operator leaves, `writes` those that the executor
+    writes whole, so that nobody else can.
+    """
+
+    mcp: frozenset[str] = frozenset()
+    skills: tuple[str, ...] = ()
+    instructions: str | None = None
+    logins: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +216,13 @@ class Session:
     `api_key` is the resolved secret (never log it), `base_url` the resolved URL. `options` are the
     role's executor options, already checked against `Executor.Options`. `emit` takes trajectory
     events as they happen; it may be called from any thread. `remaining` gives the seconds left in
-    the phase, or None for no limit. `ask` answers a permission request under the policy ``hook``:
+    the phase, or None for no limit. `ask` answers a permission request under the policy ``ask``:
     it gets the protocol's request and returns the id of one of its options, or None to cancel.
     `raw_dir` is a directory of the evidence for the vendor's own logs, or None when they are not kept.
     `refuse_call` says why no further model call may be made (a budget is used up), or None: an executor
     that makes several calls in one invoke asks before each, and ends its turn with status ``limit``.
+    `mcp_servers` are those that the agent is to use. `login` says that it finds a login file of the
+    operator in HOME and gets no key.
     `called` takes the usage of a model call as soon as it is known, for an executor that makes several
     in one invoke; the usage of the invoke's result is their sum. `solution` is what the oracle plays, None
     for a task in our own format.
@@ -209,6 +245,8 @@ class Session:
     permission: PermissionPolicy = "allow"
     raw_dir: Path | None = None
     agent: str | None = None
+    mcp_servers: Sequence[McpServer] = ()
+    login: bool = False
     refuse_call: Callable[[], str | None] = lambda: None
     called: Callable[[Usage], None] = lambda usage: None
     solution: Solution | None = None
@@ -235,6 +273,8 @@ class Executor(abc.ABC):
     extra_allowlist: ClassVar[frozenset[str]] = frozenset()
     #: A model id must be configured.
     requires_model: ClassVar[bool] = False
+    #: False for one that plays an agent without calling a model.
+    calls_model: ClassVar[bool] = True
     #: Names of the environment variables with the key and the address, where a role names none.
     #: A key's name is locked always, an address only when its variable is set.
     default_api_key_name: ClassVar[str | None] = None
@@ -245,6 +285,24 @@ class Executor(abc.ABC):
     def __init__(self, session: Session) -> None:
         self.session = session
         self.options: Any = msgspec.convert(dict(session.options), self.Options)
+
+    @classmethod
+    def fittings(cls, options: Mapping[str, Any]) -> Fittings:
+        """What an agent with these (checked) options can be given besides prompts."""
+        return Fittings()
+
+    @classmethod
+    def calls_from_box(cls) -> bool:
+        """The model is called by a program in the box, which must then reach it; else from the host."""
+        return "attach_stdio" in cls.requires_box
+
+    @classmethod
+    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+        """The base URL that is called when the role has none, for the model gateway; None: not known.
+
+        An executor that names one must use `Session.base_url` and `Session.api_key` in its place.
+        """
+        return None
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:

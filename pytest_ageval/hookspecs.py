@@ -112,7 +112,7 @@ def pytest_ageval_before_agent_invoke(attempt: Attempt, value: str) -> str:
 
 @pytest.hookspec(firstresult=True)
 def pytest_ageval_permission(attempt: Attempt, value: Mapping[str, Any]) -> str | None:
-    """Exclusive. An agent asks for permission and the policy is ``hook``.
+    """Exclusive. An agent asks for permission and the policy is ``ask``.
 
     `value` is the protocol's request (``toolCall``, ``options``). Return the ``optionId`` of one of
     its options; None cancels the request.

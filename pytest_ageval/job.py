@@ -187,6 +187,18 @@ class Job:
             self.option(name)
         _ = self.variants
         _ = self.ledger, self.prices
+        self._check_tape()
+
+    def _check_tape(self) -> None:
+        """``--record`` and ``--replay`` can be meant, and there is something to replay."""
+        record, replay = self.place("record"), self.place("replay")
+        if record is not None and replay is not None:
+            raise ConfigError("invalid_option", "--record and --replay exclude each other")
+        if (record or replay) is not None and self.options.gateway == "off":
+            option = "--record" if record is not None else "--replay"
+            raise ConfigError("invalid_option", f"{option} needs the model gateway, and --gateway is off")
+        if replay is not None and not replay.is_dir():
+            raise ConfigError("invalid_option", f"--replay: {replay} is not a directory")
 
     def _look_up_names(self) -> None:
         """Every agent and every box exists. Only now have all conftest.py files been read."""
@@ -271,7 +283,15 @@ class Job:
         from pytest_ageval.config import lock_task
 
         dataset = self.dataset(cast("Path", item.file.root))
-        locked = lock_task(item.file.task, dataset, item.variant, self.options, self.registry)
+        # What is replayed needs no key.
+        locked = lock_task(
+            item.file.task,
+            dataset,
+            item.variant,
+            self.options,
+            self.registry,
+            credentials=self.place("replay") is None,
+        )
         if locked.budget.max_cost_usd is not None or self.option("max_cost") is not None:
             from pytest_ageval.config.prices import check_priced
 
@@ -308,7 +328,10 @@ class Job:
             keep_raw=bool(self.option("keep_raw")),
             trust_tasks=bool(self.option("trust_tasks")),
             hidden=(self.config.rootpath / ".env",),
-            permission=self.option("permission") or "allow",
+            permission=self.options.policy,
+            gateway="off" if self.options.gateway == "off" else "auto",
+            record=self.place("record"),
+            replay=self.place("replay"),
             secret=lambda name: resolve_secret(name, dataset),
             ledger=self.ledger,
             prices=self.prices,
@@ -316,9 +339,13 @@ class Job:
 
     def evidence_root(self, dataset_root: Path) -> Path:
         """``--ageval-dir``, or ``.ageval`` in the data set. A relative ini value is below the rootdir."""
-        given, source = options.resolve(self.config, "dir")
+        return self.place("dir") or dataset_root / ".ageval"
+
+    def place(self, name: str) -> Path | None:
+        """The path that an option names, absolute; None when it was not given."""
+        given, source = options.resolve(self.config, name)
         if given is None:
-            return dataset_root / ".ageval"
+            return None
         return self._path(given, source)
 
     def _path(self, given: str, source: str) -> Path:
@@ -364,7 +391,7 @@ class Job:
         agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
         kinds = self.options.boxes or dict.fromkeys(filter(None, map(self._default_box, roots)))
         attempts = self.options.attempts
-        scripts = view.words(bool(self.option("trust_tasks")))
+        scripts = view.words(bool(self.option("trust_tasks"))) + self._tape_words()
         places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return (
@@ -372,6 +399,15 @@ class Job:
             f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
             f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
         )
+
+    def _tape_words(self) -> str:
+        for option, words in (
+            ("record", "model calls recorded into"),
+            ("replay", "model calls replayed from"),
+        ):
+            if (place := self.place(option)) is not None:
+                return f"; {words} {os.path.relpath(place)}"
+        return ""
 
     def _roots(self, nodeids: Iterable[str]) -> list[Path]:
         from pytest_ageval.config import find_dataset_root
@@ -425,4 +461,7 @@ _FIELDS = {
     "pass_threshold": "pass_threshold",
     "max_cost_per_attempt": "max_cost_per_attempt",
     "max_tokens_per_attempt": "max_tokens_per_attempt",
+    "permission": "permission",
+    "auth": "agent_auth",
+    "gateway": "gateway",
 }

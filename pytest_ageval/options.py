@@ -102,7 +102,26 @@ OPTIONS = (
         "permission",
         ("--permission",),
         "answer to agents that ask for permission (default allow)",
-        choices=("allow", "deny", "hook"),
+        choices=("allow", "deny", "ask", "hook"),
+    ),
+    Option(
+        "agent_auth",
+        ("--agent-auth",),
+        "how agents sign in: with keys of the environment (default), or with your own login files",
+        choices=("env", "keyless"),
+    ),
+    Option(
+        "gateway",
+        ("--gateway",),
+        "agents in boxes call their model through the model gateway (default auto)",
+        choices=("auto", "off"),
+    ),
+    Option("record", ("--record",), "record every model call into a directory", metavar="DIR"),
+    Option(
+        "replay",
+        ("--replay",),
+        "answer every model call from a recorded directory: no key, no network",
+        metavar="DIR",
     ),
     Option(
         "plugins",

@@ -25,10 +25,15 @@ BOXES: Mapping[str, str] = {
 
 EXECUTORS: Mapping[str, str] = {
     "acp": "ageval_executors.acp:AcpExecutor",
+    "acp-oneshot": "ageval_executors.acp_oneshot:AcpOneshotExecutor",
     "anthropic-http": "ageval_executors.anthropic_http:AnthropicExecutor",
+    "dsh": "ageval_executors.dsh:DshExecutor",
+    "miniswe": "ageval_executors.miniswe:MinisweExecutor",
     "nop": "ageval_executors.nop:NopExecutor",
     "openai-http": "ageval_executors.openai_http:OpenAIExecutor",
+    "openhands": "ageval_executors.openhands:OpenHandsExecutor",
     "oracle": "ageval_executors.oracle:OracleExecutor",
+    "terminus-2": "ageval_executors.terminus:TerminusExecutor",
 }
 
 

@@ -173,6 +173,12 @@ class Host:
         transport = channel.get_transport()
         return bool(transport.is_active())
 
+    def transport(self) -> Transport:
+        """A connection that stands, made if there is none. Raises BoxError."""
+        connection = self._claim(True, time.monotonic() + self.address.connect_timeout)
+        self._give_back(connection)
+        return connection.transport
+
     def _claim(self, script: bool, deadline: float) -> _Connection:
         """A place on a connection, which is made if need be."""
         most = CONNECTIONS if script else CONNECTIONS - 1

@@ -210,6 +210,10 @@ class LocalBox(Box):
         """The interpreter that runs us; its prefix is visible in the box."""
         return (sys.executable,)
 
+    async def forward(self, port: int) -> str | None:
+        """The network of a local box is this machine's, with and without isolation."""
+        return f"127.0.0.1:{port}"
+
     def handle(self) -> dict[str, Any]:
         """Kind, id, work directory, labels, and the owner's pid and boot id."""
         note = _leftovers.marker(self._id, self.spec.labels, self.kind)

@@ -34,6 +34,7 @@ from ageval_boxes._leftovers import MARKER
 from ageval_boxes._processes import COOKIE
 from ageval_boxes._ssh_connection import Address, Host, host, in_thread, lost, start_thread
 from ageval_boxes._ssh_copies import get, put
+from ageval_boxes._ssh_forward import forwarded
 from ageval_boxes._ssh_place import LIMITS, Place, find_container, open_container, open_directory
 from ageval_boxes._ssh_process import Process, SshTransport
 from ageval_boxes._ssh_scripts import END, orders, run_command
@@ -201,6 +202,13 @@ class SshBox(Box):
         if self._place is None:
             raise BoxError("environment_not_started", "where this box is will be known when it was started")
         return self._place.inside(path)
+
+    async def forward(self, port: int) -> str | None:
+        """A port of the host's loopback that leads here; None where the box is a container there."""
+        place = self._open
+        if place.container is not None:
+            return None
+        return await in_thread(lambda: forwarded(place.at, port))
 
     def handle(self) -> dict[str, Any]:
         """Kind, id, address, root and labels, and the owner's pid and boot id."""

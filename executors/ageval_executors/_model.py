@@ -56,6 +56,11 @@ class ModelExecutor(Executor):
         self._cancelled = False
         self._closed = False
 
+    @classmethod
+    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+        """The API's own address."""
+        return cls.default_base_url
+
     # -- what an API is ---------------------------------------------------------------------------
 
     @abc.abstractmethod

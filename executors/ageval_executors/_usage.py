@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_ageval.executor import Usage
@@ -130,4 +130,32 @@ def anthropic_usage(row: Any, *, whole: bool = True) -> Usage:
         cache_write_tokens=written,
         source="anthropic",
         unavailable=None if whole and None not in (prompt, output) else "partial",
+    )
+
+
+def sum_usage(rows: Sequence[Usage]) -> Usage:
+    """The usage of several calls together: ``partial`` unless each of them is known whole.
+
+    A cost is given only if every call has one: the sum of some of them would be too low. Cached and
+    reasoning tokens are left out by servers where there are none, so that they are added as far as known.
+    """
+
+    def total(name: str, *, every: bool = False) -> Any:
+        found = [getattr(row, name) for row in rows]
+        known = [value for value in found if value is not None]
+        return sum(known) if known and not (every and len(known) < len(found)) else None
+
+    gaps = [row.unavailable for row in rows if row.unavailable is not None]
+    figures = total("prompt_tokens"), total("completion_tokens")
+    gap = None if not gaps else "partial" if figures != (None, None) else gaps[0]
+    sources = {row.source for row in rows if row.source is not None}
+    return Usage(
+        prompt_tokens=figures[0],
+        completion_tokens=figures[1],
+        cached_tokens=total("cached_tokens"),
+        cache_write_tokens=total("cache_write_tokens"),
+        reasoning_tokens=total("reasoning_tokens"),
+        cost_usd=total("cost_usd", every=True),
+        source=sources.pop() if len(sources) == 1 else None,
+        unavailable=gap,
     )

@@ -15,6 +15,7 @@ class NopExecutor(Executor):
     """
 
     kind = "nop"
+    calls_model = False
 
     async def invoke(
         self,

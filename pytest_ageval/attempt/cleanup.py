@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.equip import take_logins_away
 from pytest_ageval.attempt.guard import AGENTS, drop
 from pytest_ageval.attempt.record import summarize
 from pytest_ageval.attempt.scoring import stop_scoring_boxes
 from pytest_ageval.box import WORKSPACE
+from pytest_ageval.errors import BoxError
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -40,6 +42,9 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
     if not attempt.raw_box.kind:
         return
     delete = not attempt.options.keep_workspace
+    if not delete:
+        with contextlib.suppress(BoxError, TimeoutError):
+            await asyncio.wait_for(take_logins_away(attempt), SESSIONS_SECONDS)
     try:
         await asyncio.wait_for(portal.guard(attempt.raw_box.stop(delete=delete)), BOX_SECONDS)
     except Exception as error:  # whatever it is, the result must still be written

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval.accounting import Meter, Prices
 from pytest_ageval.attempt.clock import PhaseClock
@@ -42,6 +42,8 @@ class AttemptOptions:
     `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
     directories and files that a contained script does not see. `ledger` is what the whole run has spent,
     if it has a budget, and `prices` what models cost.
+    directories and files that a contained script does not see. `gateway` is whether agents' model
+    calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
     """
 
     keep_workspace: bool = False
@@ -53,6 +55,9 @@ class AttemptOptions:
     hidden: tuple[Path, ...] = ()
     ledger: Ledger | None = None
     prices: Prices = field(default_factory=Prices)
+    gateway: Literal["auto", "off"] = "auto"
+    record: Path | None = None
+    replay: Path | None = None
 
 
 class Attempt:
@@ -114,6 +119,8 @@ class Attempt:
         self.discarded = False
         self.limit: str | None = None
         self.terminal: dict[str, Any] | None = None
+        #: Login files of the operator that are in the box, as it spells them.
+        self.logins: list[str] = []
         self.flags: list[str] = []
         self.published: dict[str, str] = {}
         self.not_produced: list[str] = []
@@ -128,6 +135,8 @@ class Attempt:
         self.steps: list[StepRecord] = []
         #: A command of the evaluator that could not be run for want of a box.
         self.scoring_failure: BoxError | None = None
+        #: What records or replays the calls of a role.
+        self.tapes: dict[str, Any] = {}
 
     # -- for hooks -------------------------------------------------------------------------------
 
@@ -321,7 +330,10 @@ class Attempt:
         """What a profile gives an agent in ``options.env`` may be a secret, whether it says so or not."""
         for binding in self.locked.bindings.values():
             env = binding.options.get("env")
-            for name, value in env.items() if isinstance(env, Mapping) else ():
+            rows = list(env.items()) if isinstance(env, Mapping) else []
+            for server in binding.equipment.mcp_servers:
+                rows += [*server.env.items(), *server.headers.items()]
+            for name, value in rows:
                 if "${" not in str(value):
                     self.redactor.add(str(name), str(value))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval.accounting import library
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import within
+from pytest_ageval.attempt.equip import equip
 from pytest_ageval.attempt.guard import remember_directories
 from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, ImageLayer, work_parent
 from pytest_ageval.errors import AgevalError, BoxError
@@ -59,6 +60,7 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
     await seed(attempt, box)
     await prepare_agents(attempt)
     await load_prices(attempt)
+    await equip(attempt, box)
     await slots.call(attempt, "after_environment_ready")
     await slots.call(attempt, "environment_setup")
     await slots.call(attempt, "after_environment")
@@ -103,7 +105,10 @@ async def start(box: Box) -> None:
 
 def box_spec(attempt: Attempt) -> BoxSpec:
     """What the box is told: labels, a private host directory, and what it must hide."""
+    from pytest_ageval.sessions.build import model_urls
+
     locked = attempt.locked
+    urls, gateway = model_urls(attempt)
     return BoxSpec(
         kind=locked.box.kind,
         attempt_id=attempt.identity.attempt_id,
@@ -116,7 +121,8 @@ def box_spec(attempt: Attempt) -> BoxSpec:
         resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
         labels=attempt.identity.labels,
         hidden=(locked.dataset_root, attempt.evidence.root.parent),
-        model_urls=tuple(row.base_url for row in locked.bindings.values() if row.base_url),
+        model_urls=urls,
+        gateway=gateway,
     )
 
 
@@ -148,11 +154,10 @@ async def seed(attempt: Attempt, box: Box) -> None:
 
 async def prepare_agents(attempt: Attempt) -> None:
     """Install what the roles' agents need, once for each, before the clock of the run starts."""
-    from pytest_ageval.sessions.build import preparing_session
+    from pytest_ageval.sessions.build import prepare
 
-    for role, binding in attempt.locked.bindings.items():
-        executor = attempt.registry.executor(binding.executor)
-        await executor.prepare(preparing_session(attempt, role))
+    for role in attempt.locked.bindings:
+        await prepare(attempt, role)
 
 
 def log_attempt(attempt: Attempt) -> None:

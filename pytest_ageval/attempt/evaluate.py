@@ -12,6 +12,7 @@ from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
 from pytest_ageval.attempt.mirror import mirror_of
+from pytest_ageval.attempt.run import refuse_failed
 from pytest_ageval.attempt.scoring import isolated
 from pytest_ageval.attempt.scripts import host_workspace
 from pytest_ageval.attempt.verdict import Verdict, added_metrics, bind
@@ -45,6 +46,7 @@ async def find_verdict(attempt: Attempt) -> None:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)
         verdict = bind(raw)
     except AgevalError as error:
+        refuse_failed(attempt)
         name_causes(attempt, error)
         lost = attempt.scoring_failure
         if isinstance(error, ScriptFault) and lost is not None:
@@ -58,6 +60,7 @@ async def find_verdict(attempt: Attempt) -> None:
         attempt.evidence.write_checks(verdict.checks)
     after = await slots.call(attempt, "after_evaluate", verdict.raw)
     attempt.add_metrics(added_metrics(verdict, after))
+    refuse_failed(attempt)
     refuse_unfounded_fail(attempt, verdict)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.equip import take_logins_away
 from pytest_ageval.attempt.harvest import harvest
 from pytest_ageval.attempt.scripts import fault_of, start_run_script
 from pytest_ageval.sessions.service import AgentService
@@ -29,6 +30,7 @@ async def run(attempt: Attempt) -> None:
         await seal(attempt, service, worker)
     await harvest(attempt)
     await slots.call(attempt, "after_run")
+    refuse_failed(attempt)
     if ended is not None:
         take_result(attempt, ended)
 
@@ -52,6 +54,7 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
     leftovers += await asyncio.wait_for(attempt.raw_box.quiesce(), SEAL_SECONDS)
     if leftovers:
         attempt.fact("leftover_processes_killed", {"processes": leftovers[:50]})
+    await take_logins_away(attempt)
     await attempt.after_turn()
     attempt.writers_stopped = True
     attempt.evidence.activity.append(
@@ -64,6 +67,12 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
             "limit_reached": attempt.limit,
         },
     )
+
+
+def refuse_failed(attempt: Attempt) -> None:
+    """Raise what made the attempt an ERROR while it ran: a call that could not be replayed or recorded."""
+    if attempt.error is not None:
+        raise attempt.error
 
 
 def take_result(attempt: Attempt, ended: WorkerOutcome) -> None:

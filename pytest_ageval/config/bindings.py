@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval.config.agents import Kinds, agent_name, load_agent
 from pytest_ageval.config.check import Source, convert
 from pytest_ageval.config.env import expand_base_url, is_loopback, locator, resolve_secret
+from pytest_ageval.config.equipment import EQUIPMENT_PLUGINS, bind_auth, gather_equipment
 from pytest_ageval.config.formats import ProfileRow, plain
-from pytest_ageval.config.locked import Binding, Resolution
+from pytest_ageval.config.locked import Binding, Equipment, Resolution
 from pytest_ageval.config.profiles import (
     WILDCARD,
     Profiles,
@@ -20,7 +21,7 @@ from pytest_ageval.config.profiles import (
 )
 from pytest_ageval.config.where import did_you_mean, join_pointer, listed
 from pytest_ageval.errors import ConfigError
-from pytest_ageval.executor import Executor, ModelSpec
+from pytest_ageval.executor import Executor, Fittings, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,23 +121,32 @@ def bind_role(
     url = None
     if base_url is not None:
         url = expand_base_url(base_url, dataset, origin, "/base_url")
+    options = _options(profile, cls, origin)
+    fittings = _fittings(cls, options)
+    auth = bind_auth(profile, job, cls, fittings, origin, base_url)
+    equipment = Equipment()
+    if profile.executor not in _WITHOUT_MODEL:
+        equipment = gather_equipment(profile, origin, task, fittings)
     binding = Binding(
         role=role,
         executor=profile.executor,
         model=model,
         base_url=base_url,
-        api_key=api_key,
-        options=_options(profile, cls, origin),
+        api_key=api_key if auth == "env" else None,
+        options=options,
         label=profile.label,
         agent=origin.agent,
         agent_ref=origin.agent_ref or profile.agent_ref,
         overlays=tuple(profile.overlays or ()),
         overlay_root=origin.root if profile.overlays else None,
         extensions=tuple(plain(extension) for extension in profile.extensions or ()),
+        equipment=equipment,
+        auth=auth,
+        logins=() if auth == "env" else fittings.logins,
     )
     at = join_pointer("agent_profiles", role)
     rows = [
-        Resolution(at + pointer, source, _dig(row, pointer), note)
+        Resolution(at + pointer, source, _shown(row, pointer), note)
         for pointer in sorted(_leaves(row))
         for source, note in (changed.get(pointer, (origin.label, "")),)
     ]
@@ -234,6 +244,12 @@ def _leaves(value: Any, tokens: tuple[str, ...] = ()) -> Iterator[str]:
         yield join_pointer(*tokens)
 
 
+def _shown(row: Any, pointer: str) -> Any:
+    """A value of the row for people; of MCP servers, which may hold secrets, the names."""
+    value = _dig(row, pointer)
+    return [server["name"] for server in value] if pointer == "/mcp_servers" else value
+
+
 def _dig(row: Any, pointer: str) -> Any:
     for token in pointer.split("/")[1:]:
         row = row[token.replace("~1", "/").replace("~0", "~")]
@@ -262,9 +278,11 @@ def _executor(kind: str, origin: Origin, registry: Kinds) -> type[Executor]:
 def _check_extensions(profile: ProfileRow, origin: Origin, registry: Kinds) -> None:
     """A row must name something that is there, and its options must have a reader."""
     boxes = {*registry.box_kinds(), *_BOX_NAMES}
-    known = {*registry.plugin_ids(), *boxes, "default"}
+    known = {*registry.plugin_ids(), *boxes, *EQUIPMENT_PLUGINS, "default"}
     for index, row in enumerate(profile.extensions or ()):
         at = f"/extensions/{index}"
+        if row.plugin in EQUIPMENT_PLUGINS:
+            continue
         if row.plugin not in known:
             raise origin.error(
                 "unknown_plugin",
@@ -364,6 +382,10 @@ def _options(profile: ProfileRow, cls: type[Executor], origin: Origin) -> dict[s
     except ConfigError as error:
         raise _option_error(error, places, profile.executor or "", origin) from None
     return options
+
+
+def _fittings(cls: type[Executor], options: Mapping[str, Any]) -> Fittings:
+    return cls.fittings({name: value for name, value in options.items() if name not in SERVICE_OPTIONS})
 
 
 def check_service_options(options: Mapping[str, Any], places: Mapping[str, str], origin: Origin) -> None:

@@ -86,6 +86,46 @@ class DatasetFile(Struct, forbid_unknown_fields=True):
     prepare: Text | None = None
 
 
+class McpServerRow(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A server of the Model Context Protocol: ``command`` (stdio), or ``url`` (http, or sse)."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
+    command: Text | None = None
+    args: list[str] | None = None
+    env: dict[Text, str] | None = None
+    url: Annotated[str, Meta(pattern=r"^https?://")] | None = None
+    headers: dict[Text, str] | None = None
+
+
+class HomeFileRow(Struct, forbid_unknown_fields=True):
+    """One row of ``files`` of ``home-files``."""
+
+    src: Text
+    dest: Text
+    dest_root: Literal["home", "workspace"] = "home"
+
+
+class HomeFiles(Struct, forbid_unknown_fields=True):
+    """The options of ``home-files``: what is copied into the box."""
+
+    files: Annotated[list[HomeFileRow], Meta(min_length=1)]
+
+
+class SkillRow(Struct, forbid_unknown_fields=True):
+    """One row of ``skills`` of ``agent-skills``: a directory with a SKILL.md."""
+
+    src: Text
+
+
+class AgentSkills(Struct, forbid_unknown_fields=True):
+    """The options of ``agent-skills``: skills, and files with instructions."""
+
+    skills: list[SkillRow] | None = None
+    instructions: Text | list[Text] | None = None
+    dest_roots: Annotated[list[Text], Meta(min_length=1)] | None = None
+
+
 class RoleSlot(Struct, forbid_unknown_fields=True):
     """A role that the task needs an agent for."""
 
@@ -182,6 +222,9 @@ class TaskFile(Struct, forbid_unknown_fields=True):
     artifacts: Artifacts | None = None
     evaluation: EvaluationTable | None = None
     provenance: Provenance | None = None
+    mcp_servers: list[McpServerRow] | None = None
+    skills: list[Text] | None = None
+    instructions: Text | None = None
 
 
 class Reasoning(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -223,6 +266,8 @@ class ProfileRow(Struct, forbid_unknown_fields=True, omit_defaults=True):
     label: Text | None = None
     agent_ref: Text | None = None
     overlays: list[Text] | None = None
+    mcp_servers: list[McpServerRow] | None = None
+    auth: Literal["env", "keyless", "keyless-remote"] | None = None
 
 
 class EvaluateHost(Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -24,6 +24,8 @@ from pytest_ageval.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from pytest_ageval.executor import PermissionPolicy
+
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LIMITS = LimitsTable.__struct_fields__
 _PROFILE_FIELDS = re.compile(
@@ -71,6 +73,9 @@ class JobOptions:
     pass_threshold: str | None = None
     max_cost_per_attempt: float | None = None
     max_tokens_per_attempt: int | None = None
+    permission: str | None = None
+    auth: str | None = None
+    gateway: str = "auto"
     sources: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[Override, ...] = field(init=False, default=())
     parsed_box_options: tuple[BoxOption, ...] = field(init=False, default=())
@@ -80,6 +85,8 @@ class JobOptions:
             raise ConfigError("invalid_option", f"--attempts must be at least 1, found {self.attempts}")
         for flag, values in (("--model", self.models), ("--box", self.boxes)):
             _refuse_twice(flag, values)
+        if self.gateway not in ("auto", "off"):
+            raise ConfigError("invalid_option", f"--gateway must be auto or off, found {self.gateway!r}")
         if self.base_url is not None:
             check_base_url(self.base_url, Source(None, "--base-url"), "")
         _ = self.least_reward
@@ -112,6 +119,12 @@ class JobOptions:
         """Where the field `name` comes from: ``cli``, ``env`` or ``ini``."""
         return self.sources.get(name, "cli")
 
+    @property
+    def policy(self) -> PermissionPolicy:
+        """How agents that ask for permission are answered; ``hook`` is another word for ``ask``."""
+        policies: Mapping[str, PermissionPolicy] = {"deny": "deny", "ask": "ask", "hook": "ask"}
+        return policies.get(self.permission or "", "allow")
+
     @classmethod
     def gather(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> JobOptions:
         """Options from a command line (`given`; None or empty: not given), else from ``AGEVAL_*``."""
@@ -139,6 +152,9 @@ _VARIABLES = {
     "profiles": "AGEVAL_PROFILES",
     "effort": "AGEVAL_EFFORT",
     "base_url": "AGEVAL_BASE_URL",
+    "permission": "AGEVAL_PERMISSION",
+    "auth": "AGEVAL_AGENT_AUTH",
+    "gateway": "AGEVAL_GATEWAY",
     "max_cost_per_attempt": "AGEVAL_MAX_COST_PER_ATTEMPT",
     "max_tokens_per_attempt": "AGEVAL_MAX_TOKENS_PER_ATTEMPT",
 }
@@ -151,7 +167,7 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
 
 
 def _from_environment(name: str, variable: str, text: str) -> Any:
-    if name in ("profiles", "effort", "base_url"):
+    if name in ("profiles", "effort", "base_url", "permission", "auth", "gateway"):
         return text
     try:
         return _NUMBERS[name](text) if name in _NUMBERS else shlex.split(text)

@@ -14,6 +14,7 @@ from pytest_ageval.accounting.budget import Budget
 from pytest_ageval.config.bindings import Bound, bind_role, check_credential
 from pytest_ageval.config.check import Source, convert
 from pytest_ageval.config.env import host_of
+from pytest_ageval.config.equipment import check_remote_login, files_are_unique, locked_equipment
 from pytest_ageval.config.hashing import digest_of, file_digest, tree_digest
 from pytest_ageval.config.locked import (
     Binding,
@@ -57,9 +58,13 @@ def lock_task(
     """
     dataset.check_ready()
     profiles = load_profiles(dataset, job.profiles)
-    box, box_class, box_rows = _box(task, profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
+    calls = any(bound.cls.calls_model and bound.cls.calls_from_box() for bound in bounds.values())
+    box, box_class, box_rows = _box(task, profiles, variant, job, registry, calls)
     _check_capabilities(task, box, box_class, bounds)
+    for bound in bounds.values():
+        check_remote_login(bound.binding, box.kind)
+    files_are_unique(bound.binding for bound in bounds.values())
     plugins = _plugins(box, box_class, bounds, registry)
     references = task.references()
     if task.harbor is None:
@@ -87,6 +92,7 @@ def lock_task(
         "environment_options": box.options,
         "evaluate_host": profiles.evaluate_host,
         "agent_profiles": {role: _locked_binding(bound) for role, bound in bounds.items()},
+        "permission": job.policy,
         "parameters": parameters,
         "requires": {"environment": sorted(task.requires)},
         "limits": asdict(limits),
@@ -104,6 +110,8 @@ def lock_task(
         locked["plugins"] = versions
     digest = digest_of(locked)
     document = _document(locked, digest, profiles, bounds, rows)
+    # Not in the digest: it is how the calls go out, not what is asked.
+    document["gateway"] = job.gateway
     if provenance := task.provenance or dataset.provenance:
         document["provenance"] = provenance
     return LockedTask(
@@ -134,9 +142,17 @@ def lock_task(
 
 
 def _box(
-    task: TaskDocument, profiles: Profiles, variant: Variant, job: JobOptions, registry: Kinds
+    task: TaskDocument,
+    profiles: Profiles,
+    variant: Variant,
+    job: JobOptions,
+    registry: Kinds,
+    calls_model: bool,
 ) -> tuple[BoxBinding, type[Box], list[Resolution]]:
-    """The kind and its options. The options of another kind do not survive ``--box``."""
+    """The kind and its options. The options of another kind do not survive ``--box``.
+
+    `calls_model`: a program in the box calls a model, which it must reach.
+    """
     kind = variant.box or profiles.environment
     own = "profiles.yaml" if profiles.path is not None else "default"
     rows = [Resolution("/environment", job.source("boxes") if variant.box else own, kind)]
@@ -154,7 +170,7 @@ def _box(
     if task.harbor is not None and "path_views" in cls.capabilities:
         from pytest_ageval.config.harbor.box import agent_options
 
-        options = agent_options(task.harbor, task.root)
+        options = agent_options(task.harbor, task.root, calls_model)
     origin = dict.fromkeys(options, "task.toml")
     if kind == profiles.environment:
         options |= copy.deepcopy(dict(profiles.environment_options))
@@ -358,7 +374,10 @@ def _check_lower(name: str, before: int, override: Override) -> None:
 def _locked_binding(bound: Bound) -> dict[str, Any]:
     """What of a binding can change an outcome. No label, no value of a secret."""
     binding = bound.binding
-    return {
+    more: dict[str, Any] = {} if binding.auth == "env" else {"auth": binding.auth}
+    if equipment := locked_equipment(binding.equipment):
+        more["equipment"] = equipment
+    return more | {
         "executor": binding.executor,
         "model": _model(binding),
         "base_url_host": None if bound.base_url is None else host_of(bound.base_url),
@@ -460,6 +479,7 @@ def _overlay_row(bound: Bound) -> dict[str, Any]:
         "options": dict(binding.options) or None,
         "overlays": list(binding.overlays) or None,
         "extensions": list(binding.extensions) or None,
+        "auth": binding.auth if binding.auth != "env" else None,
     }
     return {name: value for name, value in row.items() if value is not None}
 

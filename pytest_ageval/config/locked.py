@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval.accounting.budget import Budget
-from pytest_ageval.executor import ModelSpec
+from pytest_ageval.executor import McpServer, ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +77,30 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A file or a directory of the host that goes into the box, below HOME or the workspace.
+
+    `shown` is its path as it was written. With `expand` each ``${NAME}`` in a text is replaced.
+    """
+
+    source: Path
+    dest: str
+    root: Literal["home", "workspace"] = "home"
+    expand: bool = False
+    shown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a role's agent gets besides prompts. `instructions` are joined into one file."""
+
+    files: tuple[Placed, ...] = ()
+    skills: tuple[Placed, ...] = ()
+    instructions: tuple[Placed, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """Who plays one role. `base_url` is a URL or ``${NAME}``; `api_key` names an environment variable."""
 
@@ -93,6 +117,12 @@ class Binding:
     #: The package directory that `overlays` are relative to.
     overlay_root: Path | None = None
     extensions: tuple[Mapping[str, Any], ...] = ()
+    equipment: Equipment = field(default_factory=Equipment)
+    #: env: a key of the environment. keyless: a login file, into boxes on this machine; keyless-remote:
+    #: into any box.
+    auth: Literal["env", "keyless", "keyless-remote"] = "env"
+    #: The login files, below HOME.
+    logins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

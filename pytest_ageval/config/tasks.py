@@ -18,6 +18,7 @@ from pytest_ageval.config.formats import (
     CollectRow,
     EvaluationTable,
     LimitsTable,
+    McpServerRow,
     ProfileRow,
     TaskFile,
     plain,
@@ -87,6 +88,10 @@ class TaskDocument:
     artifacts: tuple[Artifact, ...] = ()
     evaluation: Evaluation = field(default_factory=Evaluation)
     provenance: Mapping[str, Any] | None = None
+    mcp_servers: tuple[McpServerRow, ...] = ()
+    #: Directories and a file below `root`.
+    skills: tuple[str, ...] = ()
+    instructions: str | None = None
     #: What a reader of the file should know; nothing is wrong.
     notes: tuple[str, ...] = ()
     #: What a task in Harbor's format asks for beyond that.
@@ -156,6 +161,9 @@ def _read(path: Path) -> TaskDocument:
         artifacts=artifacts,
         evaluation=_evaluation(file.evaluation, artifacts, source),
         provenance=check_provenance(file.provenance, source),
+        mcp_servers=tuple(file.mcp_servers or ()),
+        skills=tuple(file.skills or ()),
+        instructions=file.instructions,
         notes=tuple(
             f"{source.shown}:{line}: {text} is the text {text!r} here, YAML 1.1 reads another type; "
             "write it in quotes, or as true, false or a plain number"

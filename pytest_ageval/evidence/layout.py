@@ -148,6 +148,10 @@ class Layout:
         """The directory of one surface's raw evidence."""
         return self.root / "agent" if surface == "run" else self.evaluation
 
+    def model_calls(self, surface: Surface) -> Path:
+        """The model calls that passed the gateway, one a line."""
+        return self.surface(surface) / "model-calls.jsonl"
+
     def invocations(self, surface: Surface) -> Path:
         """The directory of all invocations of one surface."""
         return self.surface(surface) / "invocations"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SUMMARY_SCHEMA = "ageval.evidence.summary/1"
 TIMING_SCHEMA = "ageval.phase_timing/1"
+CALL_SCHEMA = "ageval.model_call/1"
 
 #: Facts that an attempt keeps, and characters of one string and of the whole detail of one.
 FACTS_LIMIT = 2000
@@ -258,6 +259,17 @@ class EvidenceStore:
             self.facts.append(row)
             with self.layout.facts.open("ab", buffering=0) as stream:
                 stream.write(line_bytes(row))
+
+    def model_call(self, surface: Surface, row: Mapping[str, Any]) -> None:
+        """Add a model call that passed the gateway. After the result has been written: nothing."""
+        line = line_bytes(self._clean({"schema": CALL_SCHEMA, **row}))
+        path = self.layout.model_calls(surface)
+        with self._lock:
+            if self._settled:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab", buffering=0) as stream:
+                stream.write(line)
 
     # -- documents -------------------------------------------------------------------------------
 

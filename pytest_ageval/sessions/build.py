@@ -6,20 +6,21 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
-from pytest_ageval.config.harbor.document import SOLUTION
-from pytest_ageval.config.harbor.templates import resolve
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import ActivityScope, Event, Session, Solution
+from pytest_ageval.executor import ActivityScope, Event, Executor, McpServer, Session, Solution
 
 if TYPE_CHECKING:
     from pytest_ageval.accounting import CallMeter
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import Binding
+    from pytest_ageval.evidence.layout import Surface
+    from pytest_ageval.gateway.link import Link
 
 _LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -35,10 +36,11 @@ def session_for(
     raw_dir: Path | None = None,
     box: Box | None = None,
     calls: CallMeter | None = None,
+    link: Link | None = None,
 ) -> Session:
     """The session of `role`, with its secrets resolved, in `box` or else in the agent's box.
 
-    `calls` counts its model calls.
+    `calls` counts its model calls. With `link` it gets the address and the key that the model gateway gives.
     """
     binding = attempt.locked.bindings[role]
 
@@ -46,13 +48,18 @@ def session_for(
         answer = await attempt.slot("permission", dict(request))
         return None if answer is None else str(answer)
 
+    if link is not None and link.route is not None:
+        url, key = link.base_url, link.api_key
+    else:
+        url = base_url(attempt, binding)
+        key = attempt.secrets.get(binding.api_key) if binding.api_key else None
     return Session(
         session_id=session_id,
         role=role,
         actor=actor,
         model=binding.model,
-        base_url=base_url(attempt, binding),
-        api_key=attempt.secrets.get(binding.api_key) if binding.api_key else None,
+        base_url=url,
+        api_key=key,
         api_key_name=binding.api_key,
         options=executor_options(attempt, binding),
         box=attempt.raw_box if box is None else box,
@@ -66,29 +73,71 @@ def session_for(
         agent=binding.agent,
         refuse_call=calls.refuse if calls is not None else lambda: None,
         called=calls.called if calls is not None else lambda usage: None,
+        mcp_servers=mcp_servers(attempt, binding),
+        login=binding.auth != "env",
         solution=reference_solution(attempt),
     )
 
 
 def reference_solution(attempt: Attempt) -> Solution | None:
-    """Of the current step of a Harbor task; None for a task in our own format."""
-    task = attempt.locked.harbor
-    if task is None:
+    """What the oracle plays; None for a task in our own format."""
+    if attempt.locked.harbor is None:
         return None
-    step = task.steps[max(0, len(attempt.steps) - 1)]
-    directory = attempt.locked.task_root / (step.directory or "") / "solution"
-    if not directory.is_dir():
-        directory = attempt.locked.task_root / "solution"
+    from pytest_ageval.attempt.harbor.environment import solution
+
+    return solution(attempt)
+
+
+async def link_for(
+    attempt: Attempt, role: str, session_id: str, surface: Surface = "run", box: Box | None = None
+) -> Link:
+    """Whether and how the calls of a session of `role` pass the model gateway. Raises ExecutorError."""
+    from pytest_ageval.gateway.link import connect
+
+    binding = attempt.locked.bindings[role]
+    address = base_url(attempt, binding)
+    return await connect(
+        attempt,
+        binding,
+        address,
+        session_id=session_id,
+        surface=surface,
+        box=attempt.raw_box if box is None else box,
+    )
+
+
+def model_urls(attempt: Attempt) -> tuple[tuple[str, ...], bool]:
+    """Where the roles' providers are, as far as it is known, and whether the gateway is to reach them all."""
+    from pytest_ageval.gateway.link import passes
+
+    urls: list[str] = []
+    gateway = True
+    for binding in attempt.locked.bindings.values():
+        executor = attempt.registry.executor(binding.executor)
+        if not executor.calls_model or not executor.calls_from_box():
+            continue
+        url = base_url(attempt, binding) or executor.provider_url(binding.options)
+        if url is not None:
+            urls.append(url)
+        gateway = gateway and passes(attempt, binding, url)
+    return tuple(dict.fromkeys(urls)), gateway
+
+
+async def prepare(
+    attempt: Attempt, role: str, box: Box | None = None, executor: type[Executor] | None = None
+) -> None:
+    """Let the role's executor make its runtime ready in `box`, or else in the agent's box."""
+    executor = executor or attempt.registry.executor(attempt.locked.bindings[role].executor)
+    link = await link_for(attempt, role, f"prepare_{role}", box=box)
     try:
-        env = resolve(task.solution_env, attempt.secret)
-    except KeyError as error:
-        raise ExecutorError(
-            "unset_variable", f"solution.env: the variable {error.args[0]} is not set"
-        ) from None
-    return Solution(directory, SOLUTION, env={"DEBIAN_FRONTEND": "noninteractive", **env})
+        await executor.prepare(preparing_session(attempt, role, box, link))
+    finally:
+        await link.close()
 
 
-def preparing_session(attempt: Attempt, role: str, box: Box | None = None) -> Session:
+def preparing_session(
+    attempt: Attempt, role: str, box: Box | None = None, link: Link | None = None
+) -> Session:
     """A session that is never invoked: for `Executor.prepare`."""
 
     def emit(event: Event) -> None:
@@ -102,6 +151,7 @@ def preparing_session(attempt: Attempt, role: str, box: Box | None = None) -> Se
         activity=NullActivity(),
         emit=emit,
         box=box,
+        link=link,
     )
 
 
@@ -113,6 +163,19 @@ def executor_options(attempt: Attempt, binding: Binding) -> dict[str, Any]:
         where = f"options.env of role {binding.role!r}"
         options["env"] = {name: resolved(attempt, str(value), where) for name, value in env.items()}
     return options
+
+
+def mcp_servers(attempt: Attempt, binding: Binding) -> tuple[McpServer, ...]:
+    """The role's MCP servers; ``${NAME}`` in their variables and headers resolved."""
+
+    def values(server: McpServer, found: Mapping[str, str]) -> dict[str, str]:
+        where = f"the MCP server {server.name} of role {binding.role!r}"
+        return {name: resolved(attempt, value, where) for name, value in found.items()}
+
+    return tuple(
+        replace(server, env=values(server, server.env), headers=values(server, server.headers))
+        for server in binding.equipment.mcp_servers
+    )
 
 
 def base_url(attempt: Attempt, binding: Binding) -> str | None:

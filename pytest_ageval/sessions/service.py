@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pytest_ageval import portal
 from pytest_ageval.errors import AgevalError, ExecutorError
 from pytest_ageval.executor import AgentResult
-from pytest_ageval.sessions.build import preparing_session
+from pytest_ageval.sessions.build import prepare
 from pytest_ageval.sessions.quota import Quota
 from pytest_ageval.sessions.session import RoleSession
 from pytest_ageval.sessions.stall import Stalls
@@ -160,7 +160,7 @@ class AgentService:
         """Make the agent ready in a scoring box: it was not there in the environment phase. Once for each."""
         async with self._preparing:
             if (session.role, box) not in self._prepared:
-                await executor.prepare(preparing_session(self.attempt, session.role, box))
+                await prepare(self.attempt, session.role, box, executor)
                 self._prepared.add((session.role, box))
 
     def ended(self, session: RoleSession, result: AgentResult) -> None:

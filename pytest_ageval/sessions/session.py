@@ -18,13 +18,14 @@ from pytest_ageval.accounting.meter import UNCOUNTED, add
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import structured
 from pytest_ageval.executor import AgentResult, Event, Executor, Usage
-from pytest_ageval.sessions.build import CurrentScope, session_for, settle, stall_seconds
+from pytest_ageval.sessions.build import CurrentScope, link_for, session_for, settle, stall_seconds
 from pytest_ageval.sessions.stall import Backoff
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.box import Box
     from pytest_ageval.evidence import InvocationRecord
+    from pytest_ageval.gateway.link import Link
     from pytest_ageval.sessions.service import AgentService
 
 log = logging.getLogger("pytest_ageval")
@@ -67,6 +68,8 @@ class RoleSession:
         self._scope = CurrentScope()
         self._record: InvocationRecord | None = None
         self._running: asyncio.Task[AgentResult] | None = None
+        #: How its model calls go out.
+        self._link: Link | None = None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -96,6 +99,9 @@ class RoleSession:
         await self._slot("after_agent_open", self.info)
 
     async def _open_executor(self) -> None:
+        link = self._link = await link_for(
+            self.attempt, self.role, self.session_id, self.service.phase, self.box
+        )
         session = session_for(
             self.attempt,
             self.role,
@@ -106,7 +112,9 @@ class RoleSession:
             raw_dir=self.attempt.evidence.raw_dir(self.session_id, self.service.phase),
             box=self.box,
             calls=self.calls,
+            link=link,
         )
+        link.bind(session)
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
         else:
@@ -158,6 +166,13 @@ class RoleSession:
             return
         self.closed = True
         await self.cancel()
+        try:
+            await self._close_executor()
+        finally:
+            if self._link is not None:
+                await self._link.close()
+
+    async def _close_executor(self) -> None:
         if self.executor is None:
             return
         try:
@@ -314,6 +329,14 @@ class RoleSession:
             )
 
     async def _once(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
+        """Call the executor; where its model calls pass the gateway, they say how that went."""
+        link = self._link
+        if link is None:
+            return await self._call(prompt, payload)
+        link.begin()
+        return link.measure(await link.judge(await self._call(prompt, payload)))
+
+    async def _call(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         assert self.executor is not None  # open() came first
         turn = self.executor.invoke(prompt, tools=payload.get("tools"), messages=payload.get("messages"))
         self._running = asyncio.ensure_future(portal.guard(turn))
@@ -352,7 +375,7 @@ class RoleSession:
 
     def _cancelled(self) -> AgentResult:
         late = self.attempt.limit is not None
-        return replace(
+        cut = replace(
             self._told(),
             ok=False,
             status="timeout" if late else "cancelled",
@@ -360,6 +383,7 @@ class RoleSession:
             infrastructure=False,
             transient=False,
         )
+        return cut if self._link is None else self._link.measure(cut)
 
     def _told(self) -> AgentResult:
         """What the turn had come to when it was ended; what it reported is kept."""

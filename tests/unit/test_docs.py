@@ -185,7 +185,7 @@ def test_every_file_of_an_attempt() -> None:
     for path in (
         *(layout.lock, layout.result, layout.summary, layout.activity, layout.trajectory, layout.facts),
         *(layout.artifacts, layout.checks, layout.observation, layout.private, layout.writer),
-        *(layout.collected, layout.logs, layout.invocations("run")),
+        *(layout.collected, layout.logs, layout.invocations("run"), layout.model_calls("run")),
     ):
         assert f"| `{path.relative_to('attempt')}" in text
 

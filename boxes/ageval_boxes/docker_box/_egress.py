@@ -46,7 +46,7 @@ def variables() -> dict[str, str]:
     """What tells programs of the proxy."""
     proxy = f"http://{NAME}:{PORT}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-    here = "localhost,127.0.0.1,::1"
+    here = f"localhost,127.0.0.1,::1,{NAME}"
     return {**dict.fromkeys(names, proxy), "NO_PROXY": here, "no_proxy": here}
 
 

@@ -22,6 +22,7 @@ from ageval_boxes.docker_box import (
     _container,
     _copies,
     _egress,
+    _gateway,
     _images,
     _layers,
     _layout,
@@ -80,6 +81,7 @@ class DockerBox(Box):
         self._compose: _compose.Project | None = None
         self._container_id = ""
         self._closed: str | None = None
+        self._relays = _gateway.Relays()
         self._shared = False
         self._user = (10001, 10001)
         self._files = spec.work_dir / "box"
@@ -228,7 +230,9 @@ class DockerBox(Box):
         labels = self._labels()
         base = await _images.base(engine, self.options.platform, None, self._image_labels())
         self._closed = await _egress.open_network(engine, f"ageval-{self._id}", labels)
-        allowed = _egress.rules(self.spec.model_urls, self.options.egress_allow)
+        # With the gateway the providers need not be reached: `forward` is the way out.
+        urls = () if self.spec.gateway and engine.socket is not None else self.spec.model_urls
+        allowed = _egress.rules(urls, self.options.egress_allow)
         await _egress.start_proxy(engine, base, self._closed, allowed, labels)
 
     async def _with_layers(self, engine: Engine, image: str) -> str:
@@ -306,6 +310,11 @@ class DockerBox(Box):
         """Where `path` is on the host; None where the box's files are copied."""
         check_path(path)
         return self._files.joinpath(*PurePosixPath(path).parts[2:]) if self._shared else None
+
+    async def forward(self, port: int) -> str | None:
+        """Through a relay for this container alone; None without a network, or with an engine elsewhere."""
+        commands = self._running
+        return await self._relays.forward(commands.engine, self._container_id, self._closed, commands, port)
 
     # -- a box of another process --------------------------------------------------------------------
 
@@ -505,6 +514,7 @@ class DockerBox(Box):
         interrupted = self._state == "starting"
         self._state = "stopped"
         engine = self._engine
+        await self._relays.close()
         if engine is not None and self._owned:
             if self._creating is not None:
                 await asyncio.wait({self._creating}, timeout=5)

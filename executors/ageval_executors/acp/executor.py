@@ -15,13 +15,20 @@ from ageval_executors.acp.options import AcpOptions
 from ageval_executors.acp.peer import RpcError, require_library
 from ageval_executors.acp.results import TurnEnd, build_result, dead_result, hidden, over_result
 from pytest_ageval.errors import BoxError, ExecutorError
-from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session
+from pytest_ageval.executor import AgentResult, Executor, Fittings, PermissionPolicy, Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ageval_executors.acp.turn import Turn
     from pytest_ageval.box import Box, ImageLayer
+
+_POLICIES: Mapping[str, PermissionPolicy] = {
+    "allow": "allow",
+    "deny": "deny",
+    "ask": "ask",
+    "hook": "ask",
+}
 
 #: Seconds after the prompt's result in which updates still belong to the turn.
 DRAIN_SECONDS = 0.25
@@ -62,9 +69,22 @@ class AcpExecutor(Executor):
     @property
     def policy(self) -> PermissionPolicy:
         """How permission requests are answered."""
-        return self.options.permission or self.session.permission
+        return _POLICIES[self.options.permission or self.session.permission]
 
     # -- open --------------------------------------------------------------------------------------
+
+    @classmethod
+    def fittings(cls, options: Mapping[str, Any]) -> Fittings:
+        """What the entry declares. A `command` is given servers, and finds skills where most agents look."""
+        entry = msgspec.convert(dict(options), AcpOptions).resolve()
+        skills = entry.skills if entry.name != "custom" else (".agents/skills",)
+        return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins, entry.writes)
+
+    @classmethod
+    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+        """The agent's own default, where it has one that it can be moved from."""
+        own = {name: value for name, value in options.items() if name in AcpOptions.__struct_fields__}
+        return msgspec.convert(own, AcpOptions).resolve().default_url
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:
@@ -110,6 +130,7 @@ class AcpExecutor(Executor):
                     "type": "agent_runtime",
                     "entry": executor.entry.name,
                     "packages": dict(executor.entry.packages),
+                    "resume": executor.entry.resume,
                 },
             }
         )

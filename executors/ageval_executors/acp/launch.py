@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ageval_executors.acp.entries import Entry, Target
@@ -34,6 +35,8 @@ class Launch:
     env: Mapping[str, str]
     files: Mapping[str, str]
     directories: tuple[str, ...]
+    #: What ``{home}`` and the like stand for.
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -54,6 +57,8 @@ def is_loopback(url: str | None) -> bool:
 
 def resolve_key(session: Session, entry: Entry) -> str | None:
     """The agent's key. Raises `ExecutorError` ``acp_credentials_missing`` if it needs one and has none."""
+    if session.login:
+        return None
     if session.api_key:
         return session.api_key
     if is_loopback(session.base_url):
@@ -89,6 +94,7 @@ def build_launch(
             key_name=session.api_key_name,
             permission=permission,
             home=home,
+            login=session.login,
         )
     )
     fields = {
@@ -122,6 +128,7 @@ def build_launch(
         env=env,
         files={f"{HOME}/{name}": text for name, text in setup.files.items()},
         directories=tuple(box.visible_path(f"{HOME}/{name}") for name in setup.directories),
+        fields=fields,
     )
 
 
@@ -146,5 +153,30 @@ async def write_files(box: Box, launch: Launch) -> None:
     with tempfile.TemporaryDirectory(prefix="ageval-acp-") as folder:
         for number, (path, text) in enumerate(launch.files.items()):
             copy = Path(folder, str(number))
+            if path.endswith(".json"):
+                text = await _over_given(box, path, text)
             await asyncio.to_thread(copy.write_text, text, "utf-8")
             await box.upload(copy, path)
+
+
+async def _over_given(box: Box, path: str, text: str) -> str:
+    """Our settings over those that a home file has put there: what we do not say stays."""
+    command = ["sh", "-c", 'test -f "$1" && head -c 200000 -- "$1"', "sh", box.visible_path(path)]
+    found = await box.exec(command, timeout=60)
+    try:
+        given = json.loads(found.stdout) if found.ok else None
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return text
+    return json.dumps(_merged(given, json.loads(text)), indent=1)
+
+
+def _merged(given: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    found = dict(given)
+    for key, value in ours.items():
+        before = found.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _merged(before, value)
+        found[key] = value
+    return found

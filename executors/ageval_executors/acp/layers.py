@@ -16,21 +16,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ageval_executors.acp.install import (
-    MARKER,
-    Runtime,
-    Toolchain,
-    cache_root,
-    find_toolchain,
-    install_name,
-    install_on_host,
-    parse_version,
-    platform_name,
-)
+from ageval_executors.acp import pypi
+from ageval_executors.acp.cache import MARKER, cache_root, install_name, parse_version, platform_name
+from ageval_executors.acp.install import Runtime, install_on_host
+from ageval_executors.acp.toolchain import Toolchain, find_toolchain
 from pytest_ageval.box import ImageLayer
 from pytest_ageval.errors import ExecutorError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ageval_executors.acp.entries import Entry
     from pytest_ageval.box import Box
 
@@ -49,6 +44,8 @@ async def image_layers(entry: Entry, *, runtime: str | None, node: str | None) -
     """
     if not entry.packages or runtime is not None:
         return []
+    if entry.python is not None:
+        return [_layer(entry.name, await pypi.install_on_host(entry, may_install=True))]
     try:
         tools = await find_toolchain(entry, node)
     except ExecutorError as error:
@@ -100,6 +97,8 @@ async def runtime_in_image(entry: Entry, box: Box, node: str | None) -> Runtime 
     places = {layer.key: layer.dest for layer in box.spec.layers if layer.dest is not None}
     if not places:
         return None
+    if entry.python is not None:
+        return await _python_in_image(entry, box, places)
     try:
         tools = await find_toolchain(entry, node)
     except ExecutorError:
@@ -115,3 +114,16 @@ async def runtime_in_image(entry: Entry, box: Box, node: str | None) -> Runtime 
         log.warning("the layer of the agent %s does not run in the image of the box", entry.name)
         return None
     return Runtime(directory, program, platform_name(machine))
+
+
+async def _python_in_image(entry: Entry, box: Box, places: Mapping[str | None, str]) -> Runtime | None:
+    directory = places.get((await pypi.host_directory(entry)).name)
+    if directory is None:
+        return None
+    probe = ["sh", "-c", _PROBE, "sh", f"{directory}/bin/python3", f"{directory}/{MARKER}"]
+    found = await box.exec(probe, timeout=60)
+    machine, version = [*found.stdout.split("\n"), "", ""][:2]
+    if parse_version(version.removeprefix("Python ")) is None:
+        log.warning("the layer of the agent %s does not run in the image of the box", entry.name)
+        return None
+    return Runtime(directory, "node", platform_name(machine))

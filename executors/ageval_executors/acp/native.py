@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ageval_executors.acp.launch import fill
 from ageval_executors.acp.outcome import AUTH_REQUIRED, METHOD_NOT_FOUND
 from ageval_executors.acp.peer import Peer, RpcError
 from ageval_executors.acp.turn import Turn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ageval_executors.acp.entries import Entry
     from ageval_executors.acp.launch import Launch
     from ageval_executors.acp.permissions import Decision
-    from pytest_ageval.executor import PermissionPolicy, Session
+    from pytest_ageval.executor import McpServer, PermissionPolicy, Session
 
 log = logging.getLogger("pytest_ageval.acp")
 
@@ -98,6 +99,7 @@ class NativeSession:
             raise ExecutorError(
                 "acp_protocol_version", f"the agent speaks ACP version {version!r}; this speaks 1"
             )
+        self._peer.servers = self._servers()
         opened = await self._open(timeout, resume)
         await self._set_mode(timeout, mode)
         await self._set_model(timeout, opened)
@@ -244,6 +246,21 @@ class NativeSession:
             quoted = ""
         return ExecutorError(ending.code, f"{name}: {ending.message}{hint}{quoted}")
 
+    def _servers(self) -> list[dict[str, Any]]:
+        """The MCP servers as the protocol has them. Raises `ExecutorError` ``acp_mcp_unsupported``."""
+        known = self.agent.get("agentCapabilities")
+        offered = known.get("mcpCapabilities") if isinstance(known, Mapping) else None
+        rows = []
+        for server in self.session.mcp_servers:
+            kind = server.transport
+            if kind != "stdio" and not (isinstance(offered, Mapping) and offered.get(kind) is True):
+                raise ExecutorError(
+                    "acp_mcp_unsupported",
+                    f"the agent takes no MCP server over {kind}, and {server.name} is one",
+                )
+            rows.append(_server_row(server, self.launch.fields))
+        return rows
+
     # -- a turn ------------------------------------------------------------------------------------
 
     def begin_turn(self, prompt: str) -> Turn:
@@ -285,6 +302,7 @@ class NativeSession:
             self.foreign_updates += 1
             log.info("an update for another session: %.200r", params.get("sessionId"))
             return
+        self.usage.noted(params)
         update = params.get("update")
         if self.turn is not None:
             self.turn.update(update, size)
@@ -336,6 +354,21 @@ class NativeSession:
             if self.session.api_key:
                 text = text.replace(self.session.api_key, f"${{{self.session.api_key_name}}}")
             (directory / name).write_text(text, encoding="utf-8", errors="replace")
+
+
+def _server_row(server: McpServer, fields: Mapping[str, str]) -> dict[str, Any]:
+    def pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+        return [{"name": name, "value": value} for name, value in values.items()]
+
+    if server.transport != "stdio":
+        row = {"type": server.transport, "name": server.name, "url": server.url}
+        return {**row, "headers": pairs(server.headers)}
+    return {
+        "name": server.name,
+        "command": fill(server.command or "", fields),
+        "args": [fill(argument, fields) for argument in server.args],
+        "env": pairs({name: fill(value, fields) for name, value in server.env.items()}),
+    }
 
 
 def is_alone(messages: Any, prompt: str) -> bool:

@@ -23,10 +23,12 @@ class AcpOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ``{workspace}`` are filled in, other braces stay.
 
     - `env`: further variables for the agent.
-    - `packages`: npm packages with exact versions; they replace the pins of the entry by name.
-    - `runtime`: a directory that holds an install (``node_modules``) already; nothing is installed.
+    - `packages`: packages with exact versions; they replace the pins of the entry by name.
+    - `runtime`: a directory that holds an install (``node_modules``, or ``bin/python3``) already; nothing
+      is installed.
     - `node`: the Node binary to use instead of the one on PATH.
-    - `permission`: how requests for permission are answered; default is the run's own policy.
+    - `permission`: how requests for permission are answered; default is the run's own policy. ``hook`` is
+      another word for ``ask``.
     - `mode`: the session mode to set; a failure to set it fails the session.
     - `usage`, `usage_input_has_cache`: what a `command` agent's figures count, where that is known.
     - `start_timeout_seconds`: for the handshake, and again for opening the session.
@@ -40,7 +42,7 @@ class AcpOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     packages: dict[str, str] = {}
     runtime: str | None = None
     node: str | None = None
-    permission: Literal["allow", "deny", "hook"] | None = None
+    permission: Literal["allow", "deny", "ask", "hook"] | None = None
     mode: str | None = None
     usage: Scope | None = None
     usage_input_has_cache: bool | None = None

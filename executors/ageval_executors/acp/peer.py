@@ -57,6 +57,8 @@ class Peer:
     ) -> None:
         self.wire = wire
         self.requests: dict[str, int] = {}
+        #: The MCP servers of the session, as the protocol has them.
+        self.servers: list[Any] = []
         self._session = session
         self._policy = policy
         self._on_permission = on_permission
@@ -104,19 +106,20 @@ class Peer:
         """``session/new``."""
         from acp import schema
 
-        request = schema.NewSessionRequest(cwd=cwd, mcp_servers=[])
+        request = schema.NewSessionRequest(cwd=cwd, mcp_servers=self.servers)
         return await self.call("session/new", _dump(request))
 
     async def load_session(self, cwd: str, session_id: str) -> dict[str, Any]:
         """``session/load``."""
         from acp import schema
 
-        request = schema.LoadSessionRequest(cwd=cwd, mcp_servers=[], session_id=session_id)
+        request = schema.LoadSessionRequest(cwd=cwd, mcp_servers=self.servers, session_id=session_id)
         return await self.call("session/load", _dump(request))
 
     async def resume_session(self, cwd: str, session_id: str) -> dict[str, Any]:
         """``session/resume``: as `load_session`, and the agent replays nothing."""
-        return await self.call("session/resume", {"cwd": cwd, "mcpServers": [], "sessionId": session_id})
+        params = {"cwd": cwd, "mcpServers": self.servers, "sessionId": session_id}
+        return await self.call("session/resume", params)
 
     async def prompt(self, session_id: str, text: str) -> dict[str, Any]:
         """``session/prompt``: the whole turn."""
@@ -170,7 +173,7 @@ class Peer:
         options = usable_options(params)
         if self._cancel.is_set():
             decision = CANCELLED
-        elif self._policy == "hook":
+        elif self._policy == "ask":
             decision = await self._ask(params, options)
         else:
             decision = decide(self._policy, options)

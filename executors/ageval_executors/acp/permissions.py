@@ -44,7 +44,7 @@ def decide(policy: PermissionPolicy, options: Sequence[Mapping[str, Any]]) -> De
     """What `policy` selects. ``allow`` takes once before always; an id is never made up.
 
     Under ``allow`` a request that offers no way to allow is rejected, or cancelled if it offers
-    nothing that we know. ``hook`` is not decided here; see `pick`.
+    nothing that we know. ``ask`` is not decided here; see `pick`.
     """
     wanted = (*_ALLOW, *_REJECT) if policy == "allow" else _REJECT
     for kind in wanted:

@@ -122,6 +122,9 @@ async def _answered(
         # reader of the result is told.
         metadata["declared_failure"] = bounded(declared, 10**9, 4096)
         metadata["agent_error_suspected"] = True
+    told_as_refusal = native.entry.failure_text
+    if failure is None and status == "refused" and told_as_refusal and told_as_refusal.match(turn.text):
+        failure = turn.text[:2000]
     if failure is None and native.entry.journal is not None:
         journal = await read_journal(native)
         failure, usage = journal.error, journal.usage or usage

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from pytest_ageval.executor import Usage, UsageGap
 
 #: turn: the figures count this turn. session: they count everything so far. last_call: they count
-#: the last model call of the turn only. gauge: the agent reports no figures, only a context size.
-Scope = Literal["turn", "session", "last_call", "gauge"]
+#: the last model call of the turn only. calls: each update counts one call, and they are summed here.
+#: gauge: the agent reports no figures, only a context size.
+Scope = Literal["turn", "session", "last_call", "calls", "gauge"]
 
 _FIELDS = {
     "input": "inputTokens",
@@ -25,6 +26,16 @@ _FIELDS = {
     "read": "cachedReadTokens",
     "write": "cachedWriteTokens",
 }
+#: Names of the same figures where an agent has its own.
+_OTHER_NAMES = {
+    "reasoningTokens": "thoughtTokens",
+    "cacheCreationTokens": "cachedWriteTokens",
+    "input_tokens": "inputTokens",
+    "output_tokens": "outputTokens",
+    "cache_read_tokens": "cachedReadTokens",
+    "reasoning_tokens": "thoughtTokens",
+}
+_METRICS = "openhands.dev/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,8 @@ class _Counts:
     def of(cls, raw: Any) -> _Counts | None:
         if not isinstance(raw, Mapping):
             return None
-        found = {name: _count(raw.get(key)) for name, key in _FIELDS.items()}
+        named = {_OTHER_NAMES.get(key, key): value for key, value in raw.items()}
+        found = {name: _count(named.get(key)) for name, key in _FIELDS.items()}
         known = found["input"] is not None or found["output"] is not None
         return cls(**found) if known else None
 
@@ -63,6 +75,15 @@ class _Counts:
                 for name, (now, before) in pairs.items()
             }
         )
+
+    def plus(self, other: _Counts | None) -> _Counts:
+        if other is None:
+            return self
+        sums = {}
+        for name in _FIELDS:
+            known = [v for v in (getattr(self, name), getattr(other, name)) if v is not None]
+            sums[name] = sum(known) if known else None
+        return _Counts(**sums)
 
 
 def _count(value: Any) -> int | None:
@@ -78,6 +99,7 @@ class UsageTracker:
         self.raw: dict[str, Any] = {}
         self._session: _Counts | None = None
         self._seen: _Counts | None = None
+        self._source = "usage_update"
         self._cost: float | None = None
         self._cost_before: float | None = None
         self._cost_in_turn = False
@@ -107,10 +129,32 @@ class UsageTracker:
                 self._cost, self._cost_in_turn = float(amount), True
                 event["cost_usd"] = float(amount)
         if (counts := _Counts.of(update)) is not None:
-            self._seen = counts
+            self._seen, self._source = counts, "usage_update"
             event["tokens"] = {key: update[key] for key in _FIELDS.values() if key in update}
         event["cumulative"] = self.rule.scope == "session" or "cost_usd" in event
         return event
+
+    def noted(self, params: Mapping[str, Any]) -> None:
+        """Take what an update of any kind says beside itself, in ``_meta``.
+
+        Qwen Code counts each call there, OpenHands the whole session.
+        """
+        update = params.get("update")
+        meta = update.get("_meta") if isinstance(update, Mapping) else None
+        if self.rule.scope == "calls" and isinstance(meta, Mapping):
+            if (counts := _Counts.of(meta.get("usage"))) is not None:
+                self.raw.setdefault("calls", []).append(meta["usage"])
+                self._seen, self._source = counts.plus(self._seen), "update._meta.usage"
+            return
+        fields = _dig(params, "_meta", "field_meta")
+        metrics = fields.get(_METRICS) if isinstance(fields, Mapping) else None
+        if (counts := _Counts.of(metrics)) is not None and isinstance(metrics, Mapping):
+            self.raw["metrics"] = metrics
+            self._seen, self._source = counts, "update._meta.metrics"
+            cost = metrics.get("cost")
+            # It says 0 for every model whose price it does not know.
+            if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 < cost < 1e9:
+                self._cost, self._cost_in_turn = float(cost), True
 
     def replayed(self) -> None:
         """What a ``session/load`` replayed is the past; cumulative figures are counted from it.
@@ -132,8 +176,11 @@ class UsageTracker:
         if counts is None and isinstance(meta, Mapping) and (found := _quota(meta)) is not None:
             counts, source = found, "prompt_response._meta.quota"
             self.raw["quota"] = meta["quota"]
+        if counts is None and (counts := _Counts.of(_dig(result, "_meta", "usage"))) is not None:
+            source = "prompt_response._meta.usage"
+            self.raw["prompt_response"] = meta["usage"] if isinstance(meta, Mapping) else None
         if counts is None and self._seen is not None:
-            counts, source = self._seen, "usage_update"
+            counts, source = self._seen, self._source
         if counts is None:
             gap: UsageGap = "parse_failed" if reported is not None else "not_reported"
             return self._with_cost(Usage(unavailable=gap))
@@ -157,8 +204,8 @@ class UsageTracker:
         if self.rule.scope == "session":
             counts, self._session = counts.minus(self._session), counts
         if self._base_unknown:
-            return self._with_cost(Usage(source="usage_update", unavailable="ambiguous"))
-        usage = self._with_cost(self._read(counts, "usage_update"))
+            return self._with_cost(Usage(source=self._source, unavailable="ambiguous"))
+        usage = self._with_cost(self._read(counts, self._source))
         return usage if usage.unavailable else replace(usage, unavailable="partial")
 
     def _with_cost(self, usage: Usage) -> Usage:
@@ -189,6 +236,12 @@ class UsageTracker:
             source=source,
             unavailable="ambiguous" if ambiguous else "partial" if None in (prompt, completion) else None,
         )
+
+
+def _dig(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _meaning(counts: _Counts, rule: UsageRule) -> tuple[bool | None, bool | None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt.harbor.verifier import as_root, wait_healthy
-from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, VERIFIER_LOGS
+from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, SOLUTION, VERIFIER_LOGS
 from pytest_ageval.config.harbor.templates import resolve
-from pytest_ageval.errors import BoxError
+from pytest_ageval.errors import BoxError, ExecutorError
+from pytest_ageval.executor import Solution
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
@@ -37,3 +38,20 @@ async def seed(attempt: Attempt, box: Box) -> None:
         raise BoxError("environment_start_failed", f"/logs cannot be made: {made.stderr.strip()[:300]}")
     if task.healthcheck is not None:
         await wait_healthy(attempt, box, task.healthcheck)
+
+
+def solution(attempt: Attempt) -> Solution:
+    """The reference solution of the current step. Raises ExecutorError ``unset_variable``."""
+    task = attempt.locked.harbor
+    assert task is not None
+    step = task.steps[max(0, len(attempt.steps) - 1)]
+    directory = attempt.locked.task_root / (step.directory or "") / "solution"
+    if not directory.is_dir():
+        directory = attempt.locked.task_root / "solution"
+    try:
+        env = resolve(task.solution_env, attempt.secret)
+    except KeyError as error:
+        raise ExecutorError(
+            "unset_variable", f"solution.env: the variable {error.args[0]} is not set"
+        ) from None
+    return Solution(directory, SOLUTION, env={"DEBIAN_FRONTEND": "noninteractive", **env})

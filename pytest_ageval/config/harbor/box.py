@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 LAYOUT = {"layout": "image"}
 
 
-def agent_options(task: HarborTask, root: Path) -> dict[str, Any]:
-    """Of the box in which the agent works."""
+def agent_options(task: HarborTask, root: Path, calls_model: bool = False) -> dict[str, Any]:
+    """Of the box in which the agent works. With `calls_model` it must reach its model, whatever else it may."""
     options: dict[str, Any] = dict(LAYOUT)
     if task.image is not None:
         options["image"] = task.image
@@ -26,6 +26,9 @@ def agent_options(task: HarborTask, root: Path) -> dict[str, Any]:
     user = task.steps[0].agent_user
     if user is not None:
         options["user"] = user
+    if task.network == "no-network" and calls_model:
+        # Through the box's own proxy to the model and nowhere else.
+        return options | network_options("allowlist", ())
     return options | network_options(task.network, task.allowed_hosts)
 
 

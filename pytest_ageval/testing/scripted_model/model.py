@@ -38,8 +38,8 @@ AFTER_END = Text("The script has ended.", pieces=1)
 class ScriptedModel:
     """A loopback server that stands in for a provider, so that a real agent runs without spend.
 
-    It speaks OpenAI Responses, OpenAI Chat Completions and Anthropic Messages, streaming or not, on
-    one port, and is used as a context manager::
+    It speaks OpenAI Responses, OpenAI Chat Completions, Anthropic Messages and Gemini, streaming or
+    not, on one port, and is used as a context manager::
 
         with ScriptedModel([Shell("echo hi > out.txt"), Text("done")]) as model:
             ...  # point the agent at model.base_url or model.anthropic_base_url
@@ -128,6 +128,11 @@ class ScriptedModel:
         """The base URL for Anthropic's wire, as ``ANTHROPIC_BASE_URL`` has it (without ``/v1``)."""
         return self.root_url
 
+    @property
+    def gemini_base_url(self) -> str:
+        """The base URL for Gemini's wire, as ``GOOGLE_GEMINI_BASE_URL`` has it (without ``/v1beta``)."""
+        return self.root_url
+
     def env(self, key: str = "scripted-key") -> dict[str, str]:
         """The variables that most agents and SDKs read: base URLs, and a key that opens nothing."""
         return {
@@ -135,6 +140,8 @@ class ScriptedModel:
             "OPENAI_API_KEY": key,
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_API_KEY": key,
+            "GOOGLE_GEMINI_BASE_URL": self.gemini_base_url,
+            "GEMINI_API_KEY": key,
         }
 
     @property

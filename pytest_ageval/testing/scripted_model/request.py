@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pytest_ageval.testing.scripted_model.turns import Answer, Fault
 
-Api = Literal["responses", "chat", "anthropic"]
+Api = Literal["responses", "chat", "anthropic", "gemini"]
 
 #: Headers whose value is a credential: kept out of `Request.headers`.
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie", "proxy-authorization"})
+CREDENTIALS = frozenset(
+    {"authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "proxy-authorization"}
+)
+
+_KEYS = ("x-api-key", "api-key", "x-goog-api-key")
 
 #: Headers by which agents name their session; part of what tells two conversations apart.
 _SESSION_HEADERS = ("session_id", "x-session-id", "conversation_id", "x-claude-code-session-id")
@@ -23,8 +28,12 @@ _ADDED = re.compile(
     r"<(system-reminder|environment_context|user_instructions|permissions instructions)>.*?</\1>",
     re.DOTALL,
 )
-_CWD = re.compile(r"(?:<cwd>|working directory(?: is)?:\s*)(/[^\s<\"]*)", re.IGNORECASE)
+_CWD = re.compile(r"(?:<cwd>|working (?:in the )?directory(?: is)?:\s*)(/[^\s<\"]*)", re.IGNORECASE)
+# What some agents let the model have said, before anyone asked anything.
+_PLANTED = frozenset({"Got it. Thanks for the context!"})
 _CALL_ID = re.compile(r"_s(\d+)n\d+_")
+# Gemini names the model and the kind of answer in the path.
+_MODEL_IN_PATH = re.compile(r"/models/([^/:?]+):(?:stream)?[gG]enerateContent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,8 @@ class Request:
     @property
     def model(self) -> str | None:
         """The model that was asked for."""
-        return self.body.get("model")
+        named = _MODEL_IN_PATH.search(self.path)
+        return named.group(1) if named else self.body.get("model")
 
     @property
     def cwd(self) -> str | None:
@@ -122,7 +132,7 @@ def read_request(
         prompt=prompt,
         step=step,
         exchange_step=exchange_step,
-        stream=bool(body.get("stream")),
+        stream=bool(body.get("stream")) or ":streamGenerateContent" in path,
     )
 
 
@@ -142,7 +152,7 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     bearer = headers.get("authorization", "")
     if bearer.lower().startswith("bearer "):
         return bearer[7:]
-    return headers.get("x-api-key") or headers.get("api-key")
+    return next((headers[name] for name in _KEYS if headers.get(name)), None)
 
 
 def _count(items: Iterable[Item]) -> tuple[int, int, str]:
@@ -157,6 +167,8 @@ def _count(items: Iterable[Item]) -> tuple[int, int, str]:
             said = _ADDED.sub("", item.text).strip() if item.kind == "user" else ""
             if said:
                 prompt, exchange = said, 0
+            continue
+        if item.text.strip() in _PLANTED:
             continue
         mark = _CALL_ID.search(item.call_id)
         known = mark is not None and mark.group(1) in seen
@@ -178,6 +190,15 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(text for part in content if (text := _text(part)))
     return ""
+
+
+def call_text(part: Mapping[str, Any]) -> str:
+    """What a function of Gemini's wire answered, as text: its only field, or the whole object."""
+    response = (part.get("functionResponse") or {}).get("response")
+    if isinstance(response, dict) and len(response) == 1:
+        (value,) = response.values()
+        return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(response)
 
 
 def _read_chat(body: Mapping[str, Any]) -> Iterator[Item]:
@@ -226,7 +247,27 @@ def _read_anthropic(body: Mapping[str, Any]) -> Iterator[Item]:
             yield Item("user", _text(said))
 
 
-_READERS = {"chat": _read_chat, "responses": _read_responses, "anthropic": _read_anthropic}
+def _read_gemini(body: Mapping[str, Any]) -> Iterator[Item]:
+    for content in body.get("contents") or []:
+        parts = [part for part in content.get("parts") or [] if isinstance(part, Mapping)]
+        if content.get("role") == "model":
+            calls = [part["functionCall"] for part in parts if "functionCall" in part]
+            yield Item("model", _text(parts), str(calls[0].get("id", "")) if calls else "")
+            continue
+        for part in parts:
+            if "functionResponse" in part:
+                yield Item("result", call_text(part))
+        said = [part for part in parts if "text" in part]
+        if said:
+            yield Item("user", _text(said))
+
+
+_READERS = {
+    "chat": _read_chat,
+    "responses": _read_responses,
+    "anthropic": _read_anthropic,
+    "gemini": _read_gemini,
+}
 
 
 def _tools(api: Api, body: Mapping[str, Any]) -> dict[str, Tool]:
@@ -245,6 +286,10 @@ def _tool_rows(api: Api, row: Mapping[str, Any]) -> Iterator[Tool]:
         inner = row.get("function") or row.get("custom") or {}
         if inner.get("name"):
             yield Tool(inner["name"], row.get("type", "function"), inner.get("parameters") or {})
+    elif api == "gemini":
+        for inner in row.get("functionDeclarations") or row.get("function_declarations") or []:
+            schema = inner.get("parametersJsonSchema") or inner.get("parameters") or {}
+            yield Tool(inner["name"], "function", schema)
     elif row.get("type") == "namespace":
         for inner in row.get("tools") or []:
             schema = inner.get("parameters") or {}

@@ -13,6 +13,7 @@ import zlib
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_ageval.testing.scripted_model.gemini import GeminiWire
 from pytest_ageval.testing.scripted_model.request import Api, Request, read_request
 from pytest_ageval.testing.scripted_model.turns import (
     Cut,
@@ -28,17 +29,21 @@ from pytest_ageval.testing.scripted_model.turns import (
 from pytest_ageval.testing.scripted_model.wires import UNKNOWN, WIRES, Reply, Wire, error_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pytest_ageval.testing.scripted_model.script import Choice
 
 #: Bytes of a request body that are read.
 MAX_BODY = 64 * 1024 * 1024
 
+_WIRES: Mapping[Api, type[Wire]] = {**WIRES, "gemini": GeminiWire}
+
 _APIS: tuple[tuple[str, Api], ...] = (
     ("/chat/completions", "chat"),
     ("/responses", "responses"),
     ("/messages", "anthropic"),
+    (":generateContent", "gemini"),
+    (":streamGenerateContent", "gemini"),
 )
 
 
@@ -151,8 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self._body()
         path = self._path()
         api = next((api for end, api in _APIS if path.endswith(end)), None)
-        if path.endswith("/count_tokens"):
-            self._json(200, {"input_tokens": max(1, len(raw) // 4)})
+        if path.endswith(("/count_tokens", ":countTokens")):
+            name = "totalTokens" if path.endswith(":countTokens") else "input_tokens"
+            self._json(200, {name: max(1, len(raw) // 4)})
             return
         if api is None:
             self._json(404, _error(404, f"no such page: {path}"))
@@ -174,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, request: Request) -> None:
         choice = self.server.brain.choose(request)
         self._pause(choice.delay)
-        wire = WIRES[request.api](request, self.server.brain.tokens)
+        wire = _WIRES[request.api](request, self.server.brain.tokens)
         turn = choice.turn
         if not isinstance(turn, Fault):
             reply = self.server.brain.reply(choice, request)
@@ -332,7 +338,7 @@ def _error(status: int, message: str) -> dict[str, Any]:
 
 def _opening(wire: Wire) -> int:
     """How many events of a text come before its first delta."""
-    return {"chat": 0, "anthropic": 1, "responses": 2}[wire.request.api]
+    return {"chat": 0, "gemini": 0, "anthropic": 1, "responses": 2}[wire.request.api]
 
 
 def _split(text: str, pieces: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The three wires: how an answer looks as a document, and as a stream of server-sent events."""
+"""The wires of OpenAI and Anthropic: an answer as a document, and as a stream of server-sent events."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def agent_options(scenario: str, argument: str = "", **more: Any) -> dict[str, A
 
 def make_session(box: LocalBox | None, log: Log, options: dict[str, Any], **more: Any) -> Session:
     async def nobody(request: Any) -> str | None:
-        raise AssertionError("the policy did not say hook")
+        raise AssertionError("the policy did not say ask")
 
     fields: dict[str, Any] = {
         "session_id": "sess_solver_default_main_1",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socketserver
+import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,3 +117,55 @@ ADD: Mapping[str, Any] = {
         },
     },
 }
+
+
+# -- OpenAI's forms, and servers that answer any bytes --------------------------------------------
+
+APIS = ("chat", "responses")
+
+
+def told_for(model, api="chat", *, stream=True, **more) -> Told:
+    spec = ModelSpec(id="m-1", api=api, **more.pop("spec", {}))
+    return Told(model=spec, base_url=model.base_url, options={"stream": stream}, **more)
+
+
+@contextmanager
+def raw_server(*answers: bytes):
+    """Answers each connection with the next bytes, whatever is asked; keeps the requests."""
+    got: list[bytes] = []
+    rows = iter(answers)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += self.rfile.readline()
+            length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1])
+            got.append(head + self.rfile.read(length))
+            self.wfile.write(next(rows))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def sse(*rows, done=True) -> bytes:
+    body = b"".join(b"data: %s\n\n" % (r if isinstance(r, bytes) else json.dumps(r).encode()) for r in rows)
+    if done:
+        body += b"data: [DONE]\n\n"
+    return http(body, "text/event-stream")
+
+
+def http(body: bytes, kind="application/json", status="200 OK", extra="") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n{extra}"
+    return head.encode() + b"connection: close\r\n\r\n" + body
+
+
+def delta(stop=None, **fields) -> dict:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": stop}]}

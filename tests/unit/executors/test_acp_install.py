@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from acp_kit import Log, local_box, make_session
 
-from ageval_executors.acp import AcpExecutor
-from ageval_executors.acp.entries import ENTRIES
+from ageval_executors.acp import AcpExecutor, pypi
+from ageval_executors.acp.entries import ENTRIES, Entry, Python
 from ageval_executors.acp.install import (
     ensure_runtime,
     find_toolchain,
     install_name,
+    install_on_host,
     parse_version,
     platform_name,
 )
@@ -175,3 +180,98 @@ def test_a_missing_key_is_told_before_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(ExecutorError, match="OPENAI_API_KEY is not set"):
         asyncio.run(run())
+
+
+# -- agents of PyPI --------------------------------------------------------------------------------
+
+# Plays uv: writes what it would have installed into the interpreter that it is given.
+UV = """#!/bin/sh
+echo call >> "{log}"
+while [ "$1" != --python ]; do shift; done
+site=$("$2" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+{body}
+"""
+INSTALLED = """
+mkdir -p "$site/some_agent-1.2.3.dist-info"
+cd "$site/some_agent-1.2.3.dist-info"
+printf 'Metadata-Version: 2.1\\nName: some-agent\\nVersion: 1.2.3\\n' > METADATA
+"""
+SNAKE = Entry(
+    name="snake",
+    argv=("{runtime}/bin/python3",),
+    packages={"some-agent": "1.2.3"},
+    python=Python((sys.version_info.major, sys.version_info.minor), (4, 0)),
+)
+
+
+def fake_uv(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = INSTALLED) -> None:
+    bin_ = folder / "uv"
+    bin_.mkdir()
+    uv = bin_ / "uv"
+    uv.write_text(UV.replace("{log}", str(folder / "uv.log")).replace("{body}", body))
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+
+
+def ensure(work: Path, entry: Entry, *, may_install: bool = True) -> Path:
+    async def run() -> str:
+        async with local_box(work) as box:
+            return await pypi.ensure(entry, box, None, may_install=may_install)
+
+    return Path(asyncio.run(run()))
+
+
+@pytest.mark.skipif(
+    sys.base_prefix == "/usr", reason="the distribution's Python looks for packages elsewhere"
+)
+def test_an_install_from_pypi_holds_its_own_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_uv(tmp_path, monkeypatch)
+
+    found = ensure(tmp_path, SNAKE)
+    assert ensure(tmp_path, SNAKE, may_install=False) == found
+    assert (tmp_path / "uv.log").read_text() == "call\n"
+    # It runs from another place too.
+    moved = found.rename(tmp_path / "elsewhere")
+    code = "import sys, importlib.metadata as m; print(sys.prefix, m.version('some-agent'))"
+    done = subprocess.run(
+        [moved / "bin" / "python3", "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(moved), "1.2.3"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [("echo no such package; exit 3", "exit code 3"), ("true", "cannot be used")],
+)
+def test_an_install_from_pypi_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    fake_uv(tmp_path, monkeypatch, body)
+
+    with pytest.raises(ExecutorError) as caught:
+        ensure(tmp_path, SNAKE)
+    assert caught.value.title == "acp_runtime_install_failed"
+    assert told in caught.value.message
+    agents = tmp_path / "cache" / "pytest-ageval" / "agents"
+    assert [path.name for path in agents.iterdir() if path.is_dir()] == []
+
+
+def test_a_python_out_of_range_is_refused(tmp_path: Path) -> None:
+    entry = replace(SNAKE, python=Python((4, 0), (4, 1)))
+
+    with pytest.raises(ExecutorError) as caught:
+        ensure(tmp_path, entry)
+    assert caught.value.title == "acp_runtime_python"
+    assert "needs Python >= 4.0 and < 4.1" in caught.value.message
+
+
+def test_the_last_step_of_an_npm_install(tmp_path: Path) -> None:
+    node = toolchain(tmp_path)
+    node.write_text('#!/bin/sh\ncase "$1" in -e) echo "$2" > finished;; *) echo v24.1.0;; esac\n')
+
+    async def run() -> Path:
+        tools = await find_toolchain(ENTRIES["codex"], str(node))
+        entry = replace(ENTRIES["codex"], finish="the step")
+        return await install_on_host(entry, tools, may_install=True)
+
+    assert (asyncio.run(run()) / "finished").read_text() == "the step\n"

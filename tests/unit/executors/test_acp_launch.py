@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ def launch(entry: str, *, permission: str = "allow", **more: Any) -> Launch:
     [
         ({}, "exactly one of entry and command"),
         ({"entry": "codex", "command": ["x"]}, "exactly one of entry and command"),
-        ({"entry": "codx"}, "unknown entry 'codx'; known: claude-code, codex, opencode, pi"),
+        ({"entry": "codx"}, "unknown entry 'codx'; known: claude-code, claude-code-node22, codex"),
         ({"command": []}, "command is empty"),
         ({"command": ["x"], "packages": {"a": "^1.0.0"}}, "not an exact version"),
         ({"command": ["x"], "packages": {"a b": "1.0.0"}}, "not an exact version"),
         ({"command": ["x"], "start_timeout_seconds": 0}, "must be more than 0"),
         ({"entry": "codex", "usage": "turn"}, "usage is for a command"),
         ({"entry": "codex", "colour": 1}, "colour"),
-        ({"entry": "codex", "permission": "ask"}, "ask"),
+        ({"entry": "codex", "permission": "maybe"}, "maybe"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], told: str) -> None:
@@ -156,7 +157,7 @@ def test_claude_gets_the_address_without_version(url: str) -> None:
 
 
 def test_opencode_gets_a_provider_of_its_own() -> None:
-    found = launch("opencode", base_url=LOOPBACK, model=ModelSpec(id="qwen"), permission="hook")
+    found = launch("opencode", base_url=LOOPBACK, model=ModelSpec(id="qwen"), permission="ask")
 
     config = json.loads(found.env["OPENCODE_CONFIG_CONTENT"])
     assert config["model"] == "ageval/qwen"
@@ -181,7 +182,78 @@ def test_pi_is_configured_by_files() -> None:
     assert found.env["PATH"].startswith("/run/node_modules/.bin:/node/bin:")
 
 
-@pytest.mark.parametrize("entry", ["opencode", "pi"])
+@pytest.mark.parametrize("entry", ["opencode", "pi", "grok-build", "vibe", "fast-agent", "openhands"])
 def test_a_bare_address_needs_a_model(entry: str) -> None:
     with pytest.raises(ExecutorError, match="acp_model_missing"):
         launch(entry, base_url=LOOPBACK)
+
+
+def test_codex_behind_its_app_server_is_configured_by_the_environment() -> None:
+    found = launch("codex-app-server", base_url=LOOPBACK, model=ModelSpec(id="gpt-x", reasoning_effort="low"))
+
+    config = json.loads(found.env["CODEX_CONFIG"])
+    assert (config["model"], config["model_reasoning_effort"]) == ("gpt-x", "low")
+    assert config["model_providers"][found.env["MODEL_PROVIDER"]]["base_url"] == LOOPBACK
+    assert found.env["INITIAL_AGENT_MODE"] == "agent-full-access"
+    asking = launch("codex-app-server", base_url=LOOPBACK, permission="deny")
+    assert asking.env["INITIAL_AGENT_MODE"] == "read-only"
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1beta"])
+def test_gemini_gets_the_address_without_version(url: str) -> None:
+    found = launch("gemini", base_url=url, model=ModelSpec(id="gemini-x"))
+
+    assert found.env["GOOGLE_GEMINI_BASE_URL"] == "http://h:1"
+    settings = json.loads(found.files["/attempt/home/.gemini/settings.json"])
+    assert settings["model"]["name"] == "gemini-x"
+    assert settings["security"]["auth"]["selectedType"] == "gemini-api-key"
+    assert settings["security"]["folderTrust"]["enabled"] is False
+
+
+def test_qwen_code_is_configured_by_variables() -> None:
+    found = launch("qwen-code", base_url=LOOPBACK, model=ModelSpec(id="q"))
+
+    assert found.argv[-3:] == ("--acp", "--auth-type", "openai")
+    assert (found.env["OPENAI_BASE_URL"], found.env["OPENAI_MODEL"]) == (LOOPBACK, "q")
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "base_url"),
+    [
+        ("vibe", ".vibe/config.toml", ("providers", 0, "api_base")),
+        ("grok-build", ".grok/config.toml", ("model", 'q "x"', "base_url")),
+    ],
+)
+def test_settings_in_toml_hold_any_name(entry: str, path: str, base_url: tuple[Any, ...]) -> None:
+    found = launch(entry, base_url=LOOPBACK, model=ModelSpec(id='q "x"'))
+
+    value: Any = tomllib.loads(found.files[f"/attempt/home/{path}"])
+    for key in base_url:
+        value = value[key]
+    assert value == LOOPBACK
+
+
+def test_agents_of_pypi_run_on_the_python_of_their_install() -> None:
+    for entry in ("vibe", "fast-agent", "openhands"):
+        found = launch(entry, base_url=LOOPBACK, model=ModelSpec(id="q"))
+        assert found.argv[:2] == ("/run/bin/python3", "-sP")
+
+
+# -- logins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", sorted(name for name, entry in ENTRIES.items() if entry.logins))
+def test_with_a_login_there_is_no_key_and_no_provider_of_ours(entry: str) -> None:
+    model = {"opencode": "openai/gpt-x", "pi": "openai/gpt-x"}.get(entry)
+    found = launch(entry, login=True, api_key=None, api_key_name=None, model=ModelSpec(id=model))
+
+    key = ENTRIES[entry].key_env
+    assert key is None or key not in found.env
+    assert "ageval" not in repr((found.argv, found.files)) + found.env.get("CODEX_CONFIG", "")
+
+
+def test_gemini_signs_in_with_the_login() -> None:
+    found = launch("gemini", login=True, api_key=None, api_key_name=None)
+
+    settings = json.loads(found.files["/attempt/home/.gemini/settings.json"])
+    assert settings["security"]["auth"]["selectedType"] == "oauth-personal"

@@ -245,7 +245,7 @@ def test_a_hook_chooses_among_the_options(tmp_path: Path, answer: str | None, ch
         return answer
 
     options = json.dumps([ONCE, REJECT])
-    played = play(tmp_path, "permission", options, permission="hook", ask=ask)
+    played = play(tmp_path, "permission", options, permission="ask", ask=ask)
 
     assert json.loads(played.result.text).get("optionId") == chosen
     assert asked[0]["toolCall"]["title"] == "rm -rf /"
@@ -255,7 +255,7 @@ def test_a_hook_that_fails_cancels_the_request(tmp_path: Path) -> None:
     async def ask(request):
         raise RuntimeError("no opinion")
 
-    played = play(tmp_path, "permission", json.dumps([ONCE]), permission="hook", ask=ask)
+    played = play(tmp_path, "permission", json.dumps([ONCE]), permission="ask", ask=ask)
 
     assert json.loads(played.result.text) == {"outcome": "cancelled"}
     assert "no opinion" in played.log.of_kind("permission")[0]["note"]
@@ -278,7 +278,7 @@ def test_cancel_answers_open_requests_first(tmp_path: Path) -> None:
     async def ask(request):
         await asyncio.sleep(60)
 
-    played = play(tmp_path, "hung_permission", act=cancelling(0.5), permission="hook", ask=ask)
+    played = play(tmp_path, "hung_permission", act=cancelling(0.5), permission="ask", ask=ask)
 
     assert played.result.text == "cancelled, then session/cancel"
     assert (played.result.ok, played.result.status) == (False, "cancelled")
@@ -337,7 +337,7 @@ def test_the_time_in_which_we_decide_is_not_the_agents_silence(tmp_path: Path) -
 
     options = {"idle_timeout_seconds": 0.5}
     arguments = json.dumps([ONCE])
-    played = play(tmp_path, "permission", arguments, options=options, permission="hook", ask=ask)
+    played = play(tmp_path, "permission", arguments, options=options, permission="ask", ask=ask)
 
     assert played.result.ok
 

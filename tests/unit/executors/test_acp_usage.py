@@ -191,3 +191,79 @@ def test_a_journal_tells_of_a_failure() -> None:
     found = last_turn(journal({"role": "user"}, failed))
 
     assert (found.error, found.usage) == ("401: bad key", None)
+
+
+# -- figures beside the updates, and under other names ----------------------------------------------
+
+
+def call_of_qwen(i: int, o: int) -> dict[str, Any]:
+    usage = {
+        "inputTokens": i,
+        "outputTokens": o,
+        "totalTokens": i + o,
+        "thoughtTokens": 10,
+        "cachedReadTokens": 200,
+    }
+    update = {"sessionUpdate": "agent_message_chunk", "_meta": {"usage": usage}}
+    return {"sessionId": "s", "update": update}
+
+
+def test_calls_that_are_reported_one_by_one_are_summed() -> None:
+    tracker = UsageTracker(ENTRIES["qwen-code"].usage)
+    for _ in range(2):  # a second turn counts its own calls only
+        tracker.start()
+        for _ in range(3):
+            tracker.noted(call_of_qwen(1000, 50))
+        usage = tracker.finish({"stopReason": "end_turn"})
+        assert (usage.prompt_tokens, usage.completion_tokens) == (3000, 150)
+        assert (usage.cached_tokens, usage.reasoning_tokens) == (600, 30)
+        assert (usage.source, usage.unavailable) == ("update._meta.usage", None)
+    assert len(tracker.raw["calls"]) == 3
+
+
+def test_calls_of_a_turn_that_was_lost_are_partial() -> None:
+    tracker = UsageTracker(ENTRIES["qwen-code"].usage)
+    tracker.start()
+    tracker.noted(call_of_qwen(1000, 50))
+    usage = tracker.lost()
+    assert (usage.prompt_tokens, usage.unavailable) == (1000, "partial")
+
+
+def metrics_of_openhands(i: int, o: int, cost: float = 0.0) -> dict[str, Any]:
+    metrics = {
+        "input_tokens": i,
+        "output_tokens": o,
+        "cache_read_tokens": 200,
+        "reasoning_tokens": 10,
+        "cost": cost,
+    }
+    return {"sessionId": "s", "update": {}, "_meta": {"field_meta": {"openhands.dev/metrics": metrics}}}
+
+
+def test_figures_of_a_session_are_counted_from_the_last_turn() -> None:
+    tracker = UsageTracker(ENTRIES["openhands"].usage)
+    tracker.start()
+    tracker.noted(metrics_of_openhands(1000, 50))
+    tracker.noted(metrics_of_openhands(3000, 150))
+    first = tracker.finish({})
+    tracker.start()
+    tracker.noted(metrics_of_openhands(4000, 200, cost=0.25))
+    second = tracker.finish({})
+    assert (first.prompt_tokens, first.completion_tokens, first.cost_usd) == (3000, 150, None)
+    assert (second.prompt_tokens, second.completion_tokens, second.cost_usd) == (1000, 50, 0.25)
+
+
+def test_the_turns_figures_of_grok_build() -> None:
+    raw = {"inputTokens": 4000, "outputTokens": 200, "totalTokens": 4200, "cachedReadTokens": 800}
+    raw |= {"cacheCreationTokens": 0, "reasoningTokens": 40, "modelCalls": 4}
+    usage = one_turn(ENTRIES["grok-build"].usage, {"stopReason": "end_turn", "_meta": {"usage": raw}})
+    assert (usage.prompt_tokens, usage.completion_tokens) == (4000, 200)
+    assert (usage.cached_tokens, usage.reasoning_tokens) == (800, 40)
+    assert usage.source == "prompt_response._meta.usage"
+
+
+def test_the_turns_figures_of_codex_behind_its_app_server() -> None:
+    usage = one_turn(
+        ENTRIES["codex-app-server"].usage, {"usage": counts(2403, 150, 3153, read=600, thought=30)}
+    )
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens) == (3003, 150, 30)

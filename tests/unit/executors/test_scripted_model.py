@@ -504,3 +504,84 @@ def test_what_is_no_request_for_an_answer_is_told_so():
         assert http.post(model.root_url + "/v1/messages/count_tokens", json={}).json()["input_tokens"] == 1
         assert http.head(model.root_url).status_code == 200
     assert model.requests == []
+
+
+# -- Gemini ----------------------------------------------------------------------------------------
+
+SHELL_OF_GEMINI = {
+    "name": "run_shell_command",
+    "parametersJsonSchema": {
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "description": {"type": "string"}},
+        "required": ["command"],
+    },
+}
+
+
+def ask_gemini(
+    model: ScriptedModel, contents: list[dict], *, stream: bool, tools: bool = True
+) -> httpx.Response:
+    verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    body = {"contents": contents, "tools": [{"functionDeclarations": [SHELL_OF_GEMINI] if tools else []}]}
+    url = f"{model.gemini_base_url}/v1beta/models/gemini-x:{verb}"
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        return client.post(url, json=body, headers={"x-goog-api-key": "secret-key"})
+
+
+def pieces(reply: httpx.Response, *, stream: bool) -> list[dict]:
+    if not stream:
+        return [reply.json()]
+    return [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_gemini_goes_through_the_script(stream: bool) -> None:
+    with ScriptedModel([Shell("make"), Text("all done", thought="so")]) as model:
+        said: list[dict] = [{"role": "user", "parts": [{"text": "go"}]}]
+        first = pieces(ask_gemini(model, said, stream=stream), stream=stream)
+        (call,) = [
+            part["functionCall"]
+            for piece in first
+            for part in piece["candidates"][0]["content"]["parts"]
+            if "functionCall" in part
+        ]
+        assert (call["name"], call["args"]["command"]) == ("run_shell_command", "make")
+        assert first[-1]["candidates"][0]["finishReason"] == "STOP"
+        answer = {"functionResponse": {"id": call["id"], "name": call["name"], "response": {"output": "ok"}}}
+        said += [{"role": "model", "parts": [{"functionCall": call}]}, {"role": "user", "parts": [answer]}]
+        second = pieces(ask_gemini(model, said, stream=stream), stream=stream)
+    parts = [part for piece in second for part in piece["candidates"][0]["content"]["parts"]]
+    assert "".join(part["text"] for part in parts if not part.get("thought")) == "all done"
+    assert "".join(part["text"] for part in parts if part.get("thought")) == "so"
+    usage = second[-1]["usageMetadata"]
+    assert usage["promptTokenCount"] + usage["candidatesTokenCount"] + usage["thoughtsTokenCount"] == 1050
+    request = model.requests[-1]
+    assert (request.api, request.model, request.step, request.results) == ("gemini", "gemini-x", 1, ["ok"])
+    assert request.api_key == "secret-key"
+    assert "secret-key" not in json.dumps(dict(request.headers))
+
+
+def test_faults_of_gemini() -> None:
+    with ScriptedModel([HttpError(429), Malformed("half"), Cut("half"), Text("fine")]) as model:
+        said = [{"role": "user", "parts": [{"text": "go"}]}]
+        refused = ask_gemini(model, said, stream=True)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["status"] == "RESOURCE_EXHAUSTED"
+        assert '{"type": "broken' in ask_gemini(model, said, stream=True).text
+        with pytest.raises(httpx.HTTPError):
+            ask_gemini(model, said, stream=True)
+        assert "fine" in "".join(
+            part["text"]
+            for piece in pieces(ask_gemini(model, said, stream=True), stream=True)
+            for part in piece["candidates"][0]["content"]["parts"]
+        )
+
+
+def test_words_that_an_agent_plants_are_no_answer_of_the_model() -> None:
+    with ScriptedModel([Text("first")]) as model, Client(model) as client:
+        client.said = [
+            {"role": "user", "content": "This is the context. I am working in the directory: /w/s"},
+            {"role": "assistant", "content": "Got it. Thanks for the context!"},
+        ]
+        assert client.ask("go")["choices"][0]["message"]["content"] == "first"
+    assert (model.requests[0].step, model.requests[0].cwd) == (0, "/w/s")

@@ -1,0 +1,217 @@
+"""Every coding agent at one real task, on one or more kinds of box, with a scripted model: does it run?
+
+    python benchmarks/agents.py --box local --box docker --box ssh [--agent NAME ...]
+
+Prints one row a pair of agent and box: version, verdict, seconds from the start of the agent's process to
+its first request to the model, and the peak of the resident memory of its process tree in MiB (shared pages
+are counted once for each process). The agent is found by a variable that its processes inherit, so boxes
+must be on this machine, and what other users run is only seen by root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ageval_executors.acp.entries import ENTRIES
+from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, Write
+from pytest_ageval.testing.scripted_model.request import Request
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "datasets" / "quickstart"
+SOLUTION = QUICKSTART / "tasks" / "fix-parser" / "solution" / "ini2json.py"
+MARK = "AGEVAL_BENCHMARK"
+#: Seconds between two looks at the processes, and how many looks one gets that has no mark.
+PERIOD = 0.15
+LOOKS = 5
+GATEWAY = ("docker", "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}")
+
+# Some agents refuse to write over a file that they have not read.
+SCRIPT = (
+    Shell("python3 -m unittest"),
+    Shell("rm ini2json.py"),
+    Write("ini2json.py", SOLUTION.read_text(encoding="utf-8")),
+    Text("ini2json.py does all that FORMAT.md says now."),
+)
+#: Models whose names the agents know; some behave differently with a name that they do not.
+MODELS = {"codex": "gpt-5.5", "claude": "claude-sonnet-4-5", "gemini": "gemini-2.5-pro"}
+
+
+@dataclass
+class Row:
+    """What one run came to."""
+
+    agent: str
+    box: str
+    version: str
+    verdict: str
+    first_request: float | None
+    peak_mib: float
+    seconds: float
+    note: str = ""
+
+    def line(self) -> str:
+        """A row of a Markdown table."""
+        first = f"{self.first_request:.1f}" if self.first_request is not None else "-"
+        peak = f"{self.peak_mib:.0f}" if self.peak_mib else "-"
+        cells = (
+            self.agent,
+            self.box,
+            self.version,
+            self.verdict,
+            first,
+            peak,
+            f"{self.seconds:.0f}",
+            self.note,
+        )
+        return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| agent | box | version | verdict | first request s | peak MiB | whole run s | note |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+class Watch:
+    """Samples the processes that carry the mark; `started` is when the first one was seen."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"{MARK}={mark}".encode()
+        self._stop = threading.Event()
+        #: How often a process was looked at; -1: it has the mark.
+        self._looks: dict[int, int] = {}
+        self.started: float | None = None
+        self.peak = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        page = os.sysconf("SC_PAGE_SIZE")
+        while not self._stop.wait(PERIOD):
+            total = 0
+            for pid in self._marked():
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
+            if total and self.started is None:
+                self.started = time.monotonic()
+            self.peak = max(self.peak, total)
+
+    def _marked(self) -> Iterator[int]:
+        alive = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
+        for gone in self._looks.keys() - alive:
+            del self._looks[gone]
+        for pid in alive:
+            looks = self._looks.get(pid, 0)
+            # A process may be between fork and exec: until it has the mark it is looked at again.
+            if 0 <= looks < LOOKS:
+                with contextlib.suppress(OSError):
+                    # The clients of a box (docker, ssh) name the variable in their arguments only.
+                    found = self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    self._looks[pid] = -1 if found else looks + 1
+            if self._looks.get(pid) == -1:
+                yield pid
+
+
+def run(agent: str, box: str, options: Sequence[str], host: str) -> Row:
+    """One attempt at ``fix-parser``."""
+    times: list[float] = []
+
+    def note(request: Request) -> None:
+        times.append(time.monotonic())
+
+    mark = f"{agent}-{box}-{os.getpid()}"
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="ageval-agents-") as folder,
+        ScriptedModel(SCRIPT, by=note, host=host) as model,
+        Watch(mark) as watch,
+    ):
+        url = model.gemini_base_url if agent == "gemini" else model.base_url
+        name = next((model for start, model in MODELS.items() if agent.startswith(start)), "scripted-model")
+        environment = json.dumps({MARK: mark})
+        command = [sys.executable, "-m", "pytest", str(QUICKSTART), "-k", "fix-parser", "-q"]
+        command += ["-p", "no:cacheprovider", "--ageval-dir", folder, "--box", box, *options]
+        command += ["--agent", agent, "--model", name, "--base-url", url]
+        command += ["--set", f"/agent_profiles/*/options/env={environment}"]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "OPENAI_API_KEY": "k", "LLM_API_KEY": "k"} | _keys(),
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        results = [json.loads(path.read_text()) for path in Path(folder, "runs").glob("*/result.json")]
+    result = results[0] if results else {"status": "no result", "error": {"title": done.stdout[-300:]}}
+    error = result.get("error") or {}
+    first = times[0] - watch.started if times and watch.started is not None else None
+    return Row(
+        agent,
+        box,
+        " ".join(ENTRIES[agent].packages.values()),
+        result["status"],
+        first,
+        watch.peak / 2**20,
+        time.monotonic() - began,
+        str(error.get("title", "")).replace("\n", " "),
+    )
+
+
+def _keys() -> dict[str, str]:
+    return {entry.key_env: "k" for entry in ENTRIES.values() if entry.key_env}
+
+
+@contextlib.contextmanager
+def box_options(box: str) -> Iterator[tuple[list[str], str]]:
+    """Options of a box that reaches a model of this machine, and the address where that listens."""
+    if box == "docker":
+        # Containers reach this machine at the address of their bridge.
+        found = subprocess.run(GATEWAY, capture_output=True, text=True, check=True)
+        yield [], found.stdout.strip()
+    elif box == "ssh":
+        sys.path.insert(0, str(ROOT / "tests"))
+        from support.sshd import sshd
+
+        with tempfile.TemporaryDirectory() as folder, sshd(Path(folder)) as server:
+            yield [f"--box-option={name}={value}" for name, value in server.options.items()], "127.0.0.1"
+    else:
+        yield [], "127.0.0.1"
+
+
+def main() -> int:
+    """Run what the arguments ask for; 0 when everything passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--agent", action="append", choices=sorted(ENTRIES))
+    parser.add_argument("--box", action="append", choices=("local", "docker", "ssh"))
+    arguments = parser.parse_args()
+    print(HEAD, flush=True)
+    rows = []
+    for box in arguments.box or ["local"]:
+        with box_options(box) as (options, host):
+            for agent in arguments.agent or sorted(ENTRIES):
+                rows.append(run(agent, box, options, host))
+                print(rows[-1].line(), flush=True)
+    return 0 if all(row.verdict == "PASS" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
