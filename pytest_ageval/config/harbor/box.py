@@ -14,7 +14,7 @@ LAYOUT = {"layout": "image"}
 
 
 def agent_options(task: HarborTask, root: Path, calls_model: bool = False) -> dict[str, Any]:
-    """Of the box in which the agent works. With `calls_model` it must reach its model, whatever else it may."""
+    """Of the box in which the agent works. With `calls_model` it reaches its model, whatever else it may."""
     options: dict[str, Any] = dict(LAYOUT)
     if task.image is not None:
         options["image"] = task.image
