@@ -250,3 +250,25 @@ def test_our_own_data_set(tmp_path: Path) -> None:
     assert {n: title(r) for n, r in tasks.run(agent="oracle").items()} == dict.fromkeys(names, "PASS")
     shutil.rmtree(root / ".ageval")
     assert {n: title(r) for n, r in tasks.run(agent="nop").items()} == dict.fromkeys(names, "FAIL")
+
+
+@pytest.mark.real_agent
+def test_a_real_agent_without_a_network_reaches_its_model_and_nothing_else(tasks: Tasks) -> None:
+    from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text
+
+    for name, mode in (("closed", "no-network"), ("open", "public")):
+        tasks.write(name, "Write 42.", f'[environment]\nnetwork_mode = "{mode}"')
+    script = [
+        Shell("echo 42 > answer; pwd > where; env > env; timeout 1 getent hosts deb.debian.org > out"),
+        Text("Done."),
+    ]
+    grade = GRADE + "cat /app/where; [ ! -s /app/out ] && echo closed; cat /app/env\n"
+    for name in ("closed", "open"):
+        (tasks.root / name / "tests" / "test.sh").write_text(grade)
+    with ScriptedModel(script * 2) as model:
+        results = tasks.run("--model=gpt-5.5", f"--base-url={model.base_url}", "-n0", agent="codex")
+    assert {name: title(result) for name, result in results.items()} == {"closed": "PASS", "open": "PASS"}
+    for name in ("closed", "open"):
+        printed = (tasks.evidence[name] / "logs" / "verifier-main.stdout").read_text()
+        assert printed.startswith("/app\n")
+        assert ("closed" in printed) == (name == "closed")
