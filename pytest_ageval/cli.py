@@ -1,6 +1,6 @@
 """``pytest-ageval``: what is not a test run. Each command is one function in `COMMANDS`.
 
-Exit code 0, or 2 with the reason on standard error. (``doctor --strict`` has 1 as well.)
+Exit code 0, or 2 with the reason on standard error. (``check`` and ``doctor --strict`` have 1 as well.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_clean, cli_doctor, cli_export, cli_options
+from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_options
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -267,6 +267,7 @@ def print_schemas(options: argparse.Namespace) -> int:
 COMMANDS = {
     "lock": Command("Print the locked configuration of tasks.", lock_arguments, lock),
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
+    "check": Command("Find out whether tasks are sound.", cli_check.arguments, cli_check.check),
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
     "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
     "export": Command(

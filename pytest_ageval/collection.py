@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_ageval.errors import ConfigError
+from pytest_ageval.options import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pluggy
 
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
     from pytest_ageval.job import Job
 
 #: Files that make a directory a task.
-TASK_FILES = ("task.yaml",)
+TASK_FILES = ("task.yaml", "task.toml")
+
+
+def _auto() -> str:
+    return "auto"
+
+
+#: ``--ageval-harbor`` of the session that collects.
+_harbor: Callable[[], str] = _auto
+
+HARBOR_FILE = TASK_FILES[1]
 
 #: Bytes of a task file that are searched for its format.
 HEAD = 4096
@@ -57,6 +68,8 @@ def is_task_directory(path: Path) -> bool:
     if path.name.startswith(".") or path.name == "__pycache__":
         return False
     file = task_file(path)
+    if file.name == HARBOR_FILE:
+        return _is_harbor_task(path)
     if dataset_of(path) is not None:
         return file.is_file() or _holds_files(path)
     try:
@@ -64,6 +77,14 @@ def is_task_directory(path: Path) -> bool:
             return _DECLARED.search(stream.read(HEAD)) is not None
     except OSError:
         return False
+
+
+def _is_harbor_task(path: Path) -> bool:
+    """A task.toml with an instruction or with steps; any task.toml where that is asked for."""
+    mode = _harbor()
+    if mode == "off":
+        return False
+    return mode == "on" or (path / "instruction.md").is_file() or (path / "steps").is_dir()
 
 
 def task_file(directory: Path) -> Path:
@@ -293,6 +314,14 @@ class TaskFile(_OfDataset, pytest.Module):
     def _load(self) -> Any:
         from pytest_ageval.config import load_task
 
+        if self.path.name == HARBOR_FILE:
+            from pytest_ageval.config.harbor import load_harbor_task
+
+            strict = self.job.option("harbor_unknown") != "warn"
+            task = load_harbor_task(self.path, strict=strict)
+            for note in task.notes:
+                self.warn(pytest.PytestWarning(note))
+            return task
         return load_task(self.path)
 
     def _shown(self, path: Path) -> str:
@@ -399,8 +428,18 @@ def run_attempt(attempt: AttemptFace, executor: object, box: object) -> None:
 # -- names and order -------------------------------------------------------------------------------
 
 
-def forget() -> None:
-    """Look at the disk anew: a process may hold several sessions."""
+def forget(config: pytest.Config) -> None:
+    """Look at the disk anew, with the options of `config`: a process may hold several sessions."""
+    global _harbor
+
+    @cache
+    def mode() -> str:
+        try:
+            return resolve(config, "harbor")[0] or "auto"
+        except pytest.UsageError:  # said when the options are checked
+            return "auto"
+
+    _harbor = mode
     _dataset_with_tasks_in.cache_clear()
 
 

@@ -158,6 +158,20 @@ class ActivityScope(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Where the reference solution is, for a task that is not in our own format.
+
+    `script` in `directory` is run at `target` of the box with `env`. How it ends decides nothing: the
+    verifier does.
+    """
+
+    directory: Path
+    target: str
+    script: str = "solve.sh"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
 PermissionPolicy = Literal["allow", "deny", "ask"]
 
 
@@ -210,7 +224,8 @@ class Session:
     `mcp_servers` are those that the agent is to use. `login` says that it finds a login file of the
     operator in HOME and gets no key.
     `called` takes the usage of a model call as soon as it is known, for an executor that makes several
-    in one invoke; the usage of the invoke's result is their sum.
+    in one invoke; the usage of the invoke's result is their sum. `solution` is what the oracle plays, None
+    for a task in our own format.
     """
 
     session_id: str
@@ -234,6 +249,7 @@ class Session:
     login: bool = False
     refuse_call: Callable[[], str | None] = lambda: None
     called: Callable[[Usage], None] = lambda usage: None
+    solution: Solution | None = None
 
 
 class Executor(abc.ABC):

@@ -457,6 +457,8 @@ _FIELDS = {
     "profiles": "profiles",
     "effort": "effort",
     "base_url": "base_url",
+    "reward_key": "reward_key",
+    "pass_threshold": "pass_threshold",
     "max_cost_per_attempt": "max_cost_per_attempt",
     "max_tokens_per_attempt": "max_tokens_per_attempt",
     "permission": "permission",

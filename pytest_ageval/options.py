@@ -131,6 +131,20 @@ OPTIONS = (
         metavar="DIR",
     ),
     Option(
+        "harbor",
+        (),
+        "collect Harbor tasks: with an instruction beside task.toml (auto), every task.toml, or none",
+        choices=("auto", "on", "off"),
+    ),
+    Option("harbor_unknown", (), "unknown keys of a task.toml", choices=("error", "warn")),
+    Option("reward_key", (), "the reward of a Harbor task that decides (default: reward)", metavar="NAME"),
+    Option(
+        "pass_threshold",
+        ("--pass-threshold",),
+        "the reward from which on a Harbor task passes (default 1)",
+        metavar="NUMBER",
+    ),
+    Option(
         "max_cost",
         ("--max-cost",),
         "US dollars that the whole run may spend; what has not begun then is not run",

@@ -82,7 +82,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the part that only one process has."""
     config.addinivalue_line("markers", MARKER)
-    collection.forget()
+    collection.forget(config)
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Worker(config), "ageval-worker")
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,16 @@ from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import AgentResult, Executor, ToolCall, Usage
 
 if TYPE_CHECKING:
-    from pytest_ageval.executor import Session
+    from pytest_ageval.executor import Session, Solution
 
 #: No model was called.
 NO_USAGE = Usage(source="none", unavailable="not_reported")
 
 #: Characters of a script's output that are given back.
 TAIL = 8000
+
+#: The container of the task itself, where a path may be any absolute one.
+MAIN = "main"
 
 #: Bytes of ``turns.yaml`` that are read.
 MAX_SCRIPT = 4 * 1024 * 1024
@@ -84,14 +88,19 @@ class OracleExecutor(Executor):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.solution = session.task_root / "solution"
+        given = session.solution
+        self.solution = session.task_root / "solution" if given is None else given.directory
         self._turns: list[ScriptedTurn] | None = None
         self._next = 0
 
     async def open(self) -> None:
         """Read the script. Raises ExecutorError ``oracle_missing`` or ``oracle_invalid``."""
         script, solve = self.solution / "turns.yaml", self.solution / "solve.sh"
-        if script.is_file():
+        if self.session.solution is not None:
+            solve = self.solution / self.session.solution.script
+            if not solve.is_file():
+                raise ExecutorError("oracle_missing", f"there is no {solve}")
+        elif script.is_file():
             rows = await asyncio.to_thread(read_turns, script)
             self._turns = _turns_of(rows, self.session.role, self.session.actor)
         elif not solve.is_file():
@@ -106,6 +115,8 @@ class OracleExecutor(Executor):
     ) -> AgentResult:
         """The next turn of the script, whatever was asked."""
         del prompt, tools, messages
+        if self.session.solution is not None:
+            return await self._reference(self.session.solution)
         if self._turns is None:
             return await self._solve()
         if self._next >= len(self._turns):
@@ -122,6 +133,18 @@ class OracleExecutor(Executor):
                 return self._said("")
             state.solved = True
             return await self._script(box, "solve.sh")
+
+    async def _reference(self, solution: Solution) -> AgentResult:
+        """Run the script of another format at its own place. How it ends is noted and decides nothing."""
+        box = self._box()
+        await box.upload(solution.directory, solution.target, service=MAIN)
+        try:
+            command = ["bash", f"{solution.target}/{solution.script}"]
+            done = await box.exec(command, cwd=WORKSPACE, env=solution.env, timeout=self.session.remaining())
+        finally:
+            await asyncio.shield(box.exec(["rm", "-rf", solution.target], user="root", timeout=60))
+        said = self._said(mend(done.stdout[-TAIL:]))
+        return replace(said, metadata={"exit_code": done.exit_code, "stderr": mend(done.stderr[-TAIL:])})
 
     async def _play(self, turn: ScriptedTurn) -> AgentResult:
         text = turn.text or ""

@@ -22,6 +22,7 @@ from pytest_ageval.faces import BoxFace
 
 if TYPE_CHECKING:
     from pytest_ageval.accounting import Ledger
+    from pytest_ageval.attempt.harbor.state import StepRecord
     from pytest_ageval.attempt.mirror import Mirror
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
@@ -130,6 +131,8 @@ class Attempt:
         self.kept_workspace: str | None = None
         self.tails: dict[str, str] = {}
         self.judge_failure: AgentResult | None = None
+        #: Of a Harbor task: what came of each step so far.
+        self.steps: list[StepRecord] = []
         #: A command of the evaluator that could not be run for want of a box.
         self.scoring_failure: BoxError | None = None
         #: What records or replays the calls of a role.
@@ -171,6 +174,8 @@ class Attempt:
 
     async def before_turn(self) -> None:
         """Bring what run.py changed to the box, where the two share no files."""
+        if self.locked.harbor is not None:  # there is no run.py
+            return
         from pytest_ageval.attempt.mirror import mirror_of
 
         mirror = mirror_of(self)
@@ -182,7 +187,7 @@ class Attempt:
         from pytest_ageval.attempt.guard import guard_files
         from pytest_ageval.attempt.mirror import mirror_of
 
-        if self.writers_stopped:
+        if self.writers_stopped or self.locked.harbor is not None:
             return
         mirror = mirror_of(self)
         if mirror is not None:
@@ -215,7 +220,10 @@ class Attempt:
 
     async def run(self) -> None:
         """Let run.py and its agents work; then stop all writers and harvest the artifacts."""
-        from pytest_ageval.attempt.run import run
+        if self.locked.harbor is not None:
+            from pytest_ageval.attempt.harbor.run import run
+        else:
+            from pytest_ageval.attempt.run import run
 
         with self.in_phase("run", self.locked.limits.wall_time_seconds):
             await run(self)

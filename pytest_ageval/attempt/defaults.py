@@ -79,7 +79,7 @@ def make_executor(attempt: Attempt, session: Session) -> Executor:
 async def run_setup_script(attempt: Attempt) -> None:
     """``environment/setup.sh``, in the box; a non-zero exit fails the phase."""
     source = attempt.locked.directory("environment")
-    if source is None or not (source / "setup.sh").is_file():
+    if attempt.locked.harbor is not None or source is None or not (source / "setup.sh").is_file():
         return
     from pytest_ageval.box import ENVIRONMENT
 
@@ -97,7 +97,11 @@ async def run_setup_script(attempt: Attempt) -> None:
 
 
 async def run_evaluator(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
-    """The task's evaluator.py in a child process."""
+    """The task's evaluator.py in a child process; of a Harbor task its test.sh in the box."""
+    if attempt.locked.harbor is not None:
+        from pytest_ageval.attempt.harbor.evaluate import evaluate
+
+        return await evaluate(attempt)
     from pytest_ageval.attempt.scripts import run_evaluator_script
 
     return await run_evaluator_script(attempt, inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.accounting import library
 from pytest_ageval.attempt import slots
@@ -15,6 +15,8 @@ from pytest_ageval.box import ENVIRONMENT, WORKSPACE, Box, BoxSpec, ImageLayer, 
 from pytest_ageval.errors import AgevalError, BoxError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_ageval.attempt.context import Attempt
 
 #: Parameters of a task that ask for resources; a kind enforces what it can.
@@ -115,7 +117,7 @@ def box_spec(attempt: Attempt) -> BoxSpec:
         work_dir=work_parent() / attempt.identity.run_id[:12] / attempt.identity.attempt_id[8:24],
         task_root=locked.task_root,
         dataset_root=locked.dataset_root,
-        options=locked.box.options,
+        options=box_options(attempt),
         resources={name: locked.parameters[name] for name in RESOURCES if name in locked.parameters},
         labels=attempt.identity.labels,
         hidden=(locked.dataset_root, attempt.evidence.root.parent),
@@ -124,8 +126,23 @@ def box_spec(attempt: Attempt) -> BoxSpec:
     )
 
 
+def box_options(attempt: Attempt) -> Mapping[str, Any]:
+    """As they are locked; the variables of a Harbor task with their values."""
+    locked = attempt.locked
+    if locked.harbor is None or not locked.harbor.env:
+        return locked.box.options
+    from pytest_ageval.attempt.harbor.environment import variables
+
+    return {**locked.box.options, "environment": variables(attempt)}
+
+
 async def seed(attempt: Attempt, box: Box) -> None:
     """``data/`` becomes the workspace; ``environment/`` is there for setup.sh."""
+    if attempt.locked.harbor is not None:
+        from pytest_ageval.attempt.harbor.environment import seed as seed_harbor
+
+        await seed_harbor(attempt, box)
+        return
     data = attempt.locked.directory("data")
     if data is not None:
         await box.upload(data, WORKSPACE)

@@ -41,11 +41,7 @@ async def evaluate(attempt: Attempt) -> None:
 async def find_verdict(attempt: Attempt) -> None:
     """Gold goes up, the evaluator runs, the verdict is bound."""
     await slots.call(attempt, "before_evaluate")
-    await collect(attempt)
-    await materialise(attempt)
-    if (mirror := mirror_of(attempt)) is not None:
-        await mirror.pull()
-    inputs = await asyncio.to_thread(evaluator_inputs, attempt)
+    inputs = {} if attempt.locked.harbor is not None else await bring_up(attempt)
     try:
         raw = await slots.call(attempt, "evaluation_runtime", inputs)
         verdict = bind(raw)
@@ -66,6 +62,15 @@ async def find_verdict(attempt: Attempt) -> None:
     attempt.add_metrics(added_metrics(verdict, after))
     refuse_failed(attempt)
     refuse_unfounded_fail(attempt, verdict)
+
+
+async def bring_up(attempt: Attempt) -> dict[str, Any]:
+    """Collect, bring artifacts and gold into the box; the evaluator's inputs."""
+    await collect(attempt)
+    await materialise(attempt)
+    if (mirror := mirror_of(attempt)) is not None:
+        await mirror.pull()
+    return await asyncio.to_thread(evaluator_inputs, attempt)
 
 
 def refuse_unfounded_fail(attempt: Attempt, verdict: Verdict) -> None:

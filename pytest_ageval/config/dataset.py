@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "ageval.yaml"
 PROFILES = "profiles.yaml"
+HARBOR_TASK = "task.toml"
 
 #: Keys of a task that are often written into the data set's file by mistake.
 _TASK_KEYS = frozenset(
@@ -128,7 +129,14 @@ _datasets: dict[tuple[Path, Path | None], tuple[Signature, Dataset]] = {}
 
 
 def find_dataset_root(path: Path) -> Path | None:
-    """The closest directory at or above `path` that holds ``ageval.yaml``; None when there is none."""
+    """The closest directory at or above `path` that holds ``ageval.yaml``; None when there is none.
+
+    Of a task in Harbor's format: the directory above it (see `harbor_root`).
+    """
+    if path.name == HARBOR_TASK or (path / HARBOR_TASK).is_file():
+        from pytest_ageval.config.harbor import harbor_root
+
+        return harbor_root(path if path.is_dir() else path.parent)
     start = path if path.is_dir() else path.parent
     for place in (start, *start.absolute().parents):
         if (place / MANIFEST).is_file():
@@ -143,6 +151,10 @@ def load_dataset(root: Path, rootdir: Path | None = None) -> Dataset:
     """
     path = root / MANIFEST
     signature = signature_of(path)
+    if signature is None and _holds_harbor_tasks(root):
+        from pytest_ageval.config.harbor import harbor_dataset
+
+        return harbor_dataset(root, rootdir)
     if signature is None:
         raise ConfigError(
             "invalid_package",
@@ -155,6 +167,10 @@ def load_dataset(root: Path, rootdir: Path | None = None) -> Dataset:
     if cached is None or cached[0] != signature:
         cached = _datasets[key] = (signature, _read(root, path, rootdir))
     return cached[1]
+
+
+def _holds_harbor_tasks(root: Path) -> bool:
+    return (root / "dataset.toml").is_file() or next(root.glob(f"*/{HARBOR_TASK}"), None) is not None
 
 
 def signature_of(path: Path) -> Signature | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -55,7 +56,8 @@ class JobOptions:
 
     `agents` are ``NAME`` or ``ROLE=NAME``; `box_options` are ``NAME=VALUE`` or ``KIND:NAME=VALUE``;
     `sets` are ``POINTER=JSON``. Made once for a run; raises ConfigError ``invalid_option`` or
-    ``invalid_override`` for what cannot be understood.
+    ``invalid_override`` for what cannot be understood. `reward_key` and `pass_threshold` are of Harbor
+    tasks.
     """
 
     agents: tuple[str, ...] = ()
@@ -67,6 +69,8 @@ class JobOptions:
     profiles: str | None = None
     effort: str | None = None
     base_url: str | None = None
+    reward_key: str | None = None
+    pass_threshold: str | None = None
     max_cost_per_attempt: float | None = None
     max_tokens_per_attempt: int | None = None
     permission: str | None = None
@@ -85,6 +89,7 @@ class JobOptions:
             raise ConfigError("invalid_option", f"--gateway must be auto or off, found {self.gateway!r}")
         if self.base_url is not None:
             check_base_url(self.base_url, Source(None, "--base-url"), "")
+        _ = self.least_reward
         check_budget("--max-cost-per-attempt", self.max_cost_per_attempt)
         check_budget("--max-tokens-per-attempt", self.max_tokens_per_attempt)
         options = tuple(map(parse_box_option, self.box_options))
@@ -93,6 +98,22 @@ class JobOptions:
         _refuse_twice("--set", [override.pointer for override in overrides])
         object.__setattr__(self, "parsed_box_options", options)
         object.__setattr__(self, "overrides", overrides)
+
+    @property
+    def least_reward(self) -> float | None:
+        """``--pass-threshold`` as a number."""
+        if self.pass_threshold is None:
+            return None
+        try:
+            value = float(self.pass_threshold)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= 1:
+            raise ConfigError(
+                "invalid_option",
+                f"--pass-threshold must be above 0 and at most 1, found {self.pass_threshold!r}",
+            )
+        return value
 
     def source(self, name: str) -> str:
         """Where the field `name` comes from: ``cli``, ``env`` or ``ini``."""

@@ -58,15 +58,17 @@ def lock_task(
     """
     dataset.check_ready()
     profiles = load_profiles(dataset, job.profiles)
-    box, box_class, box_rows = _box(profiles, variant, job, registry)
     bounds = {role: bind_role(role, task, dataset, variant, job, registry) for role in task.roles}
+    calls = any(bound.cls.calls_model and bound.cls.calls_from_box() for bound in bounds.values())
+    box, box_class, box_rows = _box(task, profiles, variant, job, registry, calls)
     _check_capabilities(task, box, box_class, bounds)
     for bound in bounds.values():
         check_remote_login(bound.binding, box.kind)
     files_are_unique(bound.binding for bound in bounds.values())
     plugins = _plugins(box, box_class, bounds, registry)
     references = task.references()
-    check_scripts(task)
+    if task.harbor is None:
+        check_scripts(task)
     _check_evaluate_host(task, profiles, box, references)
     if credentials:
         for bound in bounds.values():
@@ -98,6 +100,10 @@ def lock_task(
         "evaluation": asdict(task.evaluation),
         "resolved_references": references,
     }
+    harbor = None
+    if task.harbor is not None:
+        harbor = replace(task.harbor, reward_key=job.reward_key, pass_threshold=job.least_reward)
+        locked["harbor"] = harbor.as_dict()
     if budget:
         locked["budget"] = budget.as_dict()
     if versions := {**_plugin_versions(box_class, bounds), **plugins}:
@@ -131,13 +137,22 @@ def lock_task(
         resolution=rows,
         document=document,
         env_files=dataset.env_files,
+        harbor=harbor,
     )
 
 
 def _box(
-    profiles: Profiles, variant: Variant, job: JobOptions, registry: Kinds
+    task: TaskDocument,
+    profiles: Profiles,
+    variant: Variant,
+    job: JobOptions,
+    registry: Kinds,
+    calls_model: bool,
 ) -> tuple[BoxBinding, type[Box], list[Resolution]]:
-    """The kind and its options. The options of another kind do not survive ``--box``."""
+    """The kind and its options. The options of another kind do not survive ``--box``.
+
+    `calls_model`: a program in the box calls a model, which it must reach.
+    """
     kind = variant.box or profiles.environment
     own = "profiles.yaml" if profiles.path is not None else "default"
     rows = [Resolution("/environment", job.source("boxes") if variant.box else own, kind)]
@@ -152,11 +167,16 @@ def _box(
         hint = error.hint or "another kind can be chosen with --box"
         raise source.error(error.code, error.message, "/environment", hint) from None
     options: dict[str, Any] = {}
+    if task.harbor is not None and "path_views" in cls.capabilities:
+        from pytest_ageval.config.harbor.box import agent_options
+
+        options = agent_options(task.harbor, task.root, calls_model)
+    origin = dict.fromkeys(options, "task.toml")
     if kind == profiles.environment:
-        options = copy.deepcopy(dict(profiles.environment_options))
+        options |= copy.deepcopy(dict(profiles.environment_options))
+        origin |= dict.fromkeys(profiles.environment_options, own)
     elif profiles.environment_options:
         rows[0] = replace(rows[0], note=f"environment_options are for {profiles.environment} and left out")
-    origin = dict.fromkeys(options, own)
     for option in job.parsed_box_options:
         if option.kind in (None, kind):
             options[option.name] = option.value

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pytest_ageval.config.harbor.document import HarborTask
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -175,6 +177,8 @@ class LockedTask:
     budget: Budget = field(default_factory=Budget)
     #: Where `pytest_ageval.config.resolve_secret` looks after the environment.
     env_files: tuple[Path, ...] = ()
+    #: What a task in Harbor's format asks for beyond that.
+    harbor: HarborTask | None = None
 
     def directory(self, name: str) -> Path | None:
         """A directory of the task (``data``, ``evaluation``, ...), if it is there."""

@@ -38,6 +38,8 @@ from pytest_ageval.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pytest_ageval.config.harbor.document import HarborTask
+
 TASK_FILE = "task.yaml"
 RUN_FILE = "run.py"
 EVALUATOR_FILE = "evaluator.py"
@@ -92,6 +94,8 @@ class TaskDocument:
     instructions: str | None = None
     #: What a reader of the file should know; nothing is wrong.
     notes: tuple[str, ...] = ()
+    #: What a task in Harbor's format asks for beyond that.
+    harbor: HarborTask | None = None
 
     @property
     def source(self) -> Source:
@@ -100,6 +104,8 @@ class TaskDocument:
 
     def references(self) -> dict[str, str]:
         """The files and directories that are there, by the name under which the lock records them."""
+        if self.harbor is not None:
+            return {}
         module = self.evaluation.entrypoint.partition(":")[0].replace(".", "/")
         found = {
             "run_entrypoint": "run:run",
@@ -231,6 +237,11 @@ def check_task_id(task_id: str, directory: Path, source: Source) -> None:
         )
     if not name.isascii():
         _refuse_twins(name, directory, source)
+
+
+def check_directory_name(directory: Path, source: Source) -> None:
+    """ConfigError unless the name of `directory` can be an id, where the file itself names none."""
+    check_task_id(unicodedata.normalize("NFC", directory.absolute().name), directory, source)
 
 
 def _refuse_twins(name: str, directory: Path, source: Source) -> None:

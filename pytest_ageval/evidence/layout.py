@@ -127,6 +127,15 @@ class Layout:
         return self.collected / "entries" / str(index) / safe_name(name)
 
     @property
+    def reward(self) -> Path:
+        """The rewards of a Harbor task, by step."""
+        return self.evaluation / "reward.json"
+
+    def harbor_artifacts(self, step: str) -> Path:
+        """What was kept of a step of a Harbor task."""
+        return self.artifacts / safe_name(step)
+
+    @property
     def logs(self) -> Path:
         """What run.py and evaluator.py printed."""
         return self.root / "logs"

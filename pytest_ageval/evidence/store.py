@@ -302,6 +302,25 @@ class EvidenceStore:
         self._document(path, document)
         return path
 
+    def write_reward(self, document: Mapping[str, Any]) -> Path:
+        """Write the rewards of a Harbor task, by step."""
+        self.layout.evaluation.mkdir(exist_ok=True)
+        self._document(self.layout.reward, document)
+        return self.layout.reward
+
+    def write_harbor_manifest(self, step: str, entries: Sequence[Mapping[str, Any]]) -> Path:
+        """Write what was kept of a step, and what could not be."""
+        path = self.layout.harbor_artifacts(step) / "manifest.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._document(path, {"entries": list(entries)})
+        return path
+
+    def write_verifier_output(self, step: str, stdout: str, stderr: str) -> None:
+        """Write what a step's test.sh printed, masked."""
+        for stream, text in (("stdout", stdout), ("stderr", stderr)):
+            path = self.log_path(f"verifier-{step}", stream)
+            path.write_text(self.redactor.text(text), encoding="utf-8", errors="replace")
+
     def write_session(self, session_id: str, surface: Surface, document: Mapping[str, Any]) -> Path:
         """Write what another process needs to continue a session, in place of what was written before."""
         path = self.layout.session(surface, session_id)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import ActivityScope, Event, Executor, McpServer, Session
+from pytest_ageval.executor import ActivityScope, Event, Executor, McpServer, Session, Solution
 
 if TYPE_CHECKING:
     from pytest_ageval.accounting import CallMeter
@@ -75,7 +75,17 @@ def session_for(
         called=calls.called if calls is not None else lambda usage: None,
         mcp_servers=mcp_servers(attempt, binding),
         login=binding.auth != "env",
+        solution=reference_solution(attempt),
     )
+
+
+def reference_solution(attempt: Attempt) -> Solution | None:
+    """What the oracle plays; None for a task in our own format."""
+    if attempt.locked.harbor is None:
+        return None
+    from pytest_ageval.attempt.harbor.environment import solution
+
+    return solution(attempt)
 
 
 async def link_for(

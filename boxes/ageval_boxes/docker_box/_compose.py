@@ -24,6 +24,8 @@ NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.y
 MAIN = "main"
 #: Seconds that the CLI may take to make and start the services, builds included.
 UP_SECONDS = 3600.0
+#: The CLI refuses a service without an image; ``main`` may say nothing but what it depends on.
+_MAIN_ALONE = json.dumps({"services": {MAIN: {"image": "made-by-the-box"}}})
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 
@@ -123,13 +125,20 @@ class Project:
     """The services of one attempt."""
 
     def __init__(
-        self, engine: Engine, file: Path, name: str, work_dir: Path, labels: Mapping[str, str]
+        self,
+        engine: Engine,
+        file: Path,
+        name: str,
+        work_dir: Path,
+        labels: Mapping[str, str],
+        variables: Mapping[str, str],
     ) -> None:
         self._engine = engine
         self.file = file
         self._name = name
         self._work = work_dir
         self._labels = labels
+        self._variables = variables
         self._cli: list[str] = []
         #: Services whose health is waited for, and the last that their check said.
         self.waiting: dict[str, str] = {}
@@ -144,7 +153,10 @@ class Project:
 
         self._cli = await _find_cli()
         directory = self.file.parent
-        text = await self._run("-f", str(self.file), "--project-directory", str(directory), "config")
+        first = self._work / "compose-main.json"
+        await asyncio.to_thread(first.write_text, _MAIN_ALONE, "utf-8")
+        files = ("-f", str(first), "-f", str(self.file))
+        text = await self._run(*files, "--project-directory", str(directory), "config")
         document = isolated(yaml.safe_load(text) or {}, directory, self._labels)
         if not document["services"]:
             self.network = "bridge"
@@ -222,7 +234,8 @@ class Project:
         return found
 
     async def _run(self, *arguments: str) -> str:
-        code, out, err = await _run([*self._cli, "-p", self._name, *arguments], UP_SECONDS)
+        command = [*self._cli, "-p", self._name, *arguments]
+        code, out, err = await _run(command, UP_SECONDS, self._variables)
         if code != 0:
             full = "no space left on device" in err.lower()
             raise BoxError(
@@ -244,13 +257,16 @@ async def _find_cli() -> list[str]:
     )
 
 
-async def _run(argv: list[str], seconds: float) -> tuple[int, str, str]:
+async def _run(
+    argv: list[str], seconds: float, variables: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Run the CLI; `variables` are those that the file may interpolate."""
     # Not our environment: a compose file interpolates variables, and ours hold keys.
     names = ("PATH", "HOME", "LANG", "TMPDIR")
     env = {k: v for k, v in os.environ.items() if k in names or k.startswith(("DOCKER_", "COMPOSE_HTTP"))}
     process = await asyncio.create_subprocess_exec(
         *argv,
-        env=env,
+        env={**(variables or {}), **env},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -53,6 +53,7 @@ class Plan:
     project: Project | None
     #: The network without a way out, with ``egress: llm``.
     closed: str | None = None
+    working_dir: str = WORKSPACE
     #: Directories of the host that are seen read-only, and where; only with `files`.
     shown: Sequence[tuple[Path, str]] = ()
 
@@ -98,7 +99,7 @@ def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
         name=plan.name,
         # Root's, so that no command of the box's user can end it.
         user="0:0",
-        working_dir=WORKSPACE,
+        working_dir=plan.working_dir,
         labels=dict(plan.labels),
         host_config=host,
         networking_config=endpoint,

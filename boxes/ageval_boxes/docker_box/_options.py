@@ -17,6 +17,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `dockerfile`: a recipe, as a path below the task's directory, in place of ``environment/Dockerfile``.
     `build_context`: what the recipe's COPY sees, as a path below the task's directory; default: all of
     it but ``evaluation/`` and ``solution/``.
+    `layout`: with ``image`` the box has the image's own user and working directory (or `user`, a name too,
+    and `workdir`), ``/attempt/workspace`` is a link to it, and files are copied.
     `services`: start the services of the task's compose file, if it has one.
     `user`: ``uid``, ``uid:gid`` or ``root``; default: 10001:10001, or the user who runs pytest when
     that is not root.
@@ -35,6 +37,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     docker_image: str | None = None
     dockerfile: str | None = None
     build_context: str | None = None
+    layout: Literal["attempt", "image"] = "attempt"
+    workdir: str | None = None
     services: bool = True
     user: str | None = None
     network: str = "bridge"
@@ -48,7 +52,10 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything is started."""
-        if self.user is not None and not re.fullmatch(r"root|\d+(:\d+)?", self.user):
+        if self.workdir is not None and (self.layout != "image" or not self.workdir.startswith("/")):
+            raise ValueError("workdir is an absolute path, for layout: image")
+        known = USER if self.layout == "image" else re.compile(r"root|\d+(:\d+)?")
+        if self.user is not None and not known.fullmatch(self.user):
             raise ValueError(f"user: {self.user!r} is not root, a uid or uid:gid")
         if not re.fullmatch(r"(service:)?[A-Za-z0-9][A-Za-z0-9_.-]*", self.network):
             raise ValueError(f"network: {self.network!r} is not none, bridge, a network or service:<name>")
@@ -71,7 +78,7 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def ids(self, default: tuple[int, int]) -> tuple[int, int]:
         """The user and the group in the box."""
-        if self.user is None:
+        if self.user is None or self.layout == "image":
             return default
         if self.user == "root":
             return 0, 0

@@ -88,9 +88,16 @@ echo E
 """
 
 
+def trusted(script: str, *arguments: str) -> list[str]:
+    """A script of ours as a command: with the system's programs, not with those that an agent has put
+    in front of them.
+    """
+    return ["/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}", "sh", *arguments]
+
+
 def arguments(cookie: str, grace: float, *, keep: bool = False) -> list[str]:
     """The command that ends the processes of `cookie` ("": all), TERM first for `grace` seconds."""
-    return ["sh", "-c", SCRIPT, "sh", cookie, str(round(grace * 20)), "keep" if keep else ""]
+    return trusted(SCRIPT, cookie, str(round(grace * 20)), "keep" if keep else "")
 
 
 def parse(output: str) -> tuple[list[str], int]:
@@ -108,5 +115,5 @@ def parse(output: str) -> tuple[list[str], int]:
 
 def wrapped(argv: Sequence[str], cwd: str, mark: str) -> list[str]:
     """`argv` in the directory `cwd`; a missing directory is told by `mark` on stderr and exit code 125."""
-    script = 'cd "$1" 2>/dev/null || { echo "$2" >&2; exit 125; }; shift 2; exec "$@"'
-    return ["sh", "-c", script, "sh", cwd, mark, *argv]
+    script = 'cd -P "$1" 2>/dev/null || { echo "$2" >&2; exit 125; }; shift 2; exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", cwd, mark, *argv]

@@ -25,6 +25,7 @@ from ageval_boxes.docker_box import (
     _gateway,
     _images,
     _layers,
+    _layout,
     _owner,
 )
 from ageval_boxes.docker_box._commands import Commands, any_path, check_command
@@ -125,12 +126,14 @@ class DockerBox(Box):
         await self._open_services(engine)
         await self._close_network(engine)
         await self._open_container(engine, image)
-        self._begin(engine)
+        user = None
+        if self._foreign:
+            user, self._user = await _layout.prepare(engine, self._container_id, image, self.options)
+        self._begin(engine, user)
 
-    def _begin(self, engine: Engine) -> None:
-        self._commands = Commands(
-            engine, self._container_id, f"{self._user[0]}:{self._user[1]}", self._variables()
-        )
+    def _begin(self, engine: Engine, user: str | None = None) -> None:
+        user = user or f"{self._user[0]}:{self._user[1]}"
+        self._commands = Commands(engine, self._container_id, user, self._variables())
         self._state = "started"
 
     def _choose_user(self, engine: Engine) -> None:
@@ -142,7 +145,7 @@ class DockerBox(Box):
         self._user = self.options.ids(default)
         local = engine.socket is not None
         root = os.geteuid() == 0 and own == 0
-        self._shared = local and own is not None and (root or self._user[0] == own)
+        self._shared = local and own is not None and (root or self._user[0] == own) and not self._foreign
         if asked := _container.not_enforced(self.spec.resources):
             self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
 
@@ -207,7 +210,14 @@ class DockerBox(Box):
             raise
 
     def _project(self, engine: Engine, file: Path) -> _compose.Project:
-        return _compose.Project(engine, file, f"ageval-{self._id[:10]}", self.spec.work_dir, self._labels())
+        return _compose.Project(
+            engine,
+            file,
+            f"ageval-{self._id[:10]}",
+            self.spec.work_dir,
+            self._labels(),
+            self.options.environment,
+        )
 
     async def _close_network(self, engine: Engine) -> None:
         if self.options.egress == "off":
@@ -237,7 +247,7 @@ class DockerBox(Box):
             self._shared = False
             await self._create(engine, await self._with_layers(engine, image))
         try:
-            if not self._shared:
+            if not self._shared and not self._foreign:
                 await call(_container.make_directories, engine, self._container_id, self._user)
             await call(engine.client.api.start, self._container_id)
         except BoxError as error:
@@ -254,6 +264,7 @@ class DockerBox(Box):
             files=self._files if self._shared else None,
             project=self._compose,
             closed=self._closed,
+            working_dir="/" if self._foreign else WORKSPACE,
             shown=_layers.shown(self.spec.layers),
         )
         self._creating = asyncio.ensure_future(call(_container.create, engine, plan))
@@ -267,10 +278,15 @@ class DockerBox(Box):
         self.warnings += said
         return True
 
+    @property
+    def _foreign(self) -> bool:
+        """The image has paths and users of its own."""
+        return bool(self.options.layout == "image")
+
     def _variables(self) -> dict[str, str]:
+        own = {} if self._foreign else {"LANG": "C.UTF-8", "HOME": HOME}
         return {
-            "LANG": "C.UTF-8",
-            "HOME": HOME,
+            **own,
             "AGEVAL_WORKSPACE": WORKSPACE,
             "AGEVAL_ARTIFACTS": ARTIFACTS,
             "AGEVAL_EVALUATION": EVALUATION,
@@ -415,6 +431,8 @@ class DockerBox(Box):
         return bool(self.options.background == "keep")
 
     async def _service(self, name: str) -> str:
+        if name == "main":
+            return self._container_id
         if self._compose is None:
             raise BoxError("environment_service_missing", f"the task has no compose services (asked: {name})")
         return await self._compose.container(name)

@@ -1,0 +1,1 @@
+"""Whether tasks measure what they say: ``pytest-ageval check``."""

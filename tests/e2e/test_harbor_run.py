@@ -1,0 +1,274 @@
+"""Harbor tasks on a real Docker engine; the agent is a shell that runs the instruction."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker_engine import needs_docker
+
+pytestmark = [pytest.mark.docker, needs_docker]
+
+ROOT = Path(__file__).parents[2]
+LAB = ROOT / "docs" / "examples" / "plugin-directory"
+GRADE = 'if [ "$(cat /app/answer)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+#: Programs that our own scripts call in the box, before and after test.sh.
+SHADOW = """
+for name in sh bash cat grep rm mkdir chmod chown wc head base64 tr cut sleep id; do
+  printf '#!/bin/dash\\necho 1 > /logs/verifier/reward.txt\\n' > /usr/local/bin/$name
+done
+/bin/chmod 755 /usr/local/bin/*
+"""
+
+
+class Tasks:
+    """Tasks below a directory, and one run over all of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, name: str, script: str = "true", toml: str = "", **files: str) -> Path:
+        root = self.root / name
+        files = {
+            "task.toml": textwrap.dedent(toml),
+            "instruction.md": textwrap.dedent(script),
+            "environment/Dockerfile": "FROM ageval-attempt:base\nUSER root\nWORKDIR /app\n",
+            "tests/test.sh": GRADE,
+            **{path.replace("__", "/"): text for path, text in files.items()},
+        }
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        return root
+
+    def run(self, *arguments: str, agent: str = "lab") -> dict[str, dict[str, Any]]:
+        """result.json of each task, by its id; `output` has what pytest printed."""
+        command = [sys.executable, "-m", "pytest", str(self.root), "-p", "no:cacheprovider", "-n", "2"]
+        command += [f"--agent={agent}", f"--ageval-plugins={LAB}", *arguments]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=400)
+        self.output = done.stdout + done.stderr
+        self.evidence: dict[str, Path] = {}
+        found = {}
+        for path in (self.root / ".ageval" / "runs").glob("*/result.json"):
+            result = json.loads(path.read_text())
+            found[result["task_id"]] = result
+            self.evidence[result["task_id"]] = path.parent
+        return found
+
+    def facts(self, task: str, name: str) -> list[Any]:
+        rows = json.loads((self.evidence[task] / "summary.json").read_text())["facts"]
+        return [row.get("detail") for row in rows if row["name"] == name]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Tasks:
+    return Tasks(tmp_path / "set")
+
+
+def title(result: dict[str, Any]) -> str:
+    return result["error"]["title"] if result["error"] else result["status"]
+
+
+def test_rewards_and_who_wrote_them(tasks: Tasks) -> None:
+    plant = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 444 /logs/verifier/reward.txt"
+    writer = (
+        "(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.1; done' &) >/dev/null 2>&1"
+    )
+    tasks.write("solved", "echo 42 > answer")
+    tasks.write("unsolved", "echo 41 > answer")
+    tasks.write("exit-one", "echo 41 > answer", tests__test_sh="", **{"tests/test.sh": GRADE + "exit 1\n"})
+    tasks.write("planted", f"{plant}; chmod 555 /logs/verifier", **{"tests/test.sh": "exit 1\n"})
+    tasks.write("planted-json", "echo '{\"reward\": 1}' > /logs/verifier/reward.json")
+    tasks.write("planted-link", "echo 1 > /srv/one; rm -rf /logs/verifier; ln -s /srv /logs/verifier")
+    tasks.write(
+        "planted-tests", "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh"
+    )
+    tasks.write("writer", writer)
+    tasks.write("shadowed", SHADOW, **{"tests/test.sh": "PATH=/usr/bin:/bin\n" + GRADE})
+    tasks.write("huge", **{"tests/test.sh": "truncate -s 3G /logs/verifier/reward.txt\n"})
+    tasks.write("fifo", **{"tests/test.sh": "mkfifo /logs/verifier/reward.txt\n"})
+    tasks.write("link", **{"tests/test.sh": "echo 1 > /srv/one; ln -s /srv/one /logs/verifier/reward.txt\n"})
+    tasks.write(
+        "late",
+        **{"tests/test.sh": "(sleep 1; echo 1 > /logs/verifier/reward.txt) >/dev/null 2>&1 & exit 0\n"},
+    )
+    tasks.write("two", **{"tests/test.sh": GRADE + "echo '{\"reward\": 1}' > /logs/verifier/reward.json\n"})
+    found = {name: title(result) for name, result in tasks.run().items()}
+    assert found == {
+        "solved": "PASS",
+        "unsolved": "FAIL",
+        "exit-one": "FAIL",
+        "planted": "reward_missing",
+        "planted-json": "FAIL",
+        "planted-link": "FAIL",
+        "planted-tests": "FAIL",
+        "writer": "FAIL",
+        "shadowed": "FAIL",
+        "huge": "reward_too_large",
+        "fifo": "reward_not_a_file",
+        "link": "reward_not_a_file",
+        "late": "reward_missing",
+        "two": "reward_conflict",
+    }
+    exit_one = json.loads((tasks.evidence["exit-one"] / "evaluation" / "reward.json").read_text())
+    assert exit_one["steps"][0]["evaluator_exit"] == 1
+    assert exit_one["steps"][0]["status"] == "SCORED"
+    missing = json.loads((tasks.evidence["late"] / "evaluation" / "reward.json").read_text())
+    assert missing["steps"][0]["status"] == "SCORING_ERROR"
+    assert any(
+        "while" in line for line in str(tasks.facts("writer", "leftover_processes_killed")).splitlines()
+    )
+
+
+def test_limits_users_networks_and_health(tasks: Tasks) -> None:
+    tasks.write(
+        "slow", "while :; do date >> /app/ticks; sleep 0.2; done", "agent = {timeout_sec = 2}",
+        **{"tests/test.sh": "a=$(wc -l < /app/ticks); sleep 1; b=$(wc -l < /app/ticks)\n"
+           'if [ "$a" = "$b" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'},
+    )  # fmt: skip
+    tasks.write(
+        "slow-verifier", "true", "verifier = {timeout_sec = 1}", **{"tests/test.sh": "echo begun; sleep 60\n"}
+    )
+    tasks.write(
+        "users", "id -un > /tmp/who", 'agent = {user = "nobody"}\nverifier = {user = 1234}',
+        **{"tests/test.sh": 'if [ "$(cat /tmp/who) $(id -u)" = "nobody 1234" ]; then echo 1; else echo 0; fi '
+           "> /logs/verifier/reward.txt\n"},
+    )  # fmt: skip
+    tasks.write("no-such-user", "true", 'agent = {user = "nosuch"}')
+    tasks.write(
+        "no-network", "ip=$(getent hosts deb.debian.org); [ -z \"$ip\" ] && ls /sys/class/net > answer",
+        '[environment]\nnetwork_mode = "no-network"',
+        **{"tests/test.sh": '[ "$(cat /app/answer)" = lo ] && echo 1 > /logs/verifier/reward.txt\n'},
+    )  # fmt: skip
+    tasks.write(
+        "unhealthy", "true", "[environment.healthcheck]\ncommand = 'exit 3'\nretries = 2\ninterval_sec = 0.1"
+    )
+    tasks.write("workdir", "pwd > answer", '[environment]\nworkdir = "/srv/work"', **{
+        "tests/test.sh": '[ "$(cat /srv/work/answer)" = /srv/work ] && echo 1 > /logs/verifier/reward.txt\n'
+    })  # fmt: skip
+    tasks.write("threshold", "true", **{"tests/test.sh": "echo 0.6 > /logs/verifier/reward.txt\n"})
+    results = tasks.run("--pass-threshold=0.5")
+    assert {name: title(result) for name, result in results.items()} == {
+        "slow": "PASS",
+        "slow-verifier": "verifier_timeout",
+        "users": "PASS",
+        "no-such-user": "environment_options_invalid",
+        "no-network": "PASS",
+        "unhealthy": "environment_unhealthy",
+        "workdir": "PASS",
+        "threshold": "PASS",
+    }
+    assert results["slow"]["limit"] == "wall_time_seconds"
+    assert results["threshold"]["score"] == 0.6
+
+
+def test_variables_artifacts_and_a_verifier_of_its_own(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HOST", "a-secret-value-123")
+    tasks.write(
+        "separate",
+        'echo "$GIVEN" > /app/given; echo kept > /logs/artifacts/kept; mkdir /app/tree; '
+        "echo x > /app/tree/a.pyc; echo y > /app/tree/b; ln -s /etc/passwd /app/tree/link; "
+        "echo leak > /app/not-declared",
+        """
+        artifacts = [
+          "/app/given", {source = "tree", destination = "the-tree", exclude = ["*.pyc"]}, "/app/absent",
+        ]
+        [environment.env]
+        GIVEN = "${FROM_HOST}"
+        [verifier]
+        environment_mode = "separate"
+        env = {JUDGE = "${FROM_HOST}", MODE = "${UNSET:-default}"}
+        collect = [{command = "echo collected > /logs/artifacts/collected"}, {command = "exit 4"}]
+        """,
+        **{
+            "tests/test.sh": """
+            cd /app; find / -xdev -name not-declared | grep . && exit 1
+            if [ "$JUDGE" = "$(cat given)" ] && [ "$MODE" = default ] && [ "$(ls tree)" = b ] &&
+              [ -f /logs/artifacts/kept ] && [ -f /logs/artifacts/collected ]
+            then echo '{"reward": 1, "extra": 0.5}' > /logs/verifier/reward.json; fi
+            """
+        },
+    )
+    tasks.write("unset", "true", '[environment.env]\nA = "${NOT_SET_ANYWHERE}"')
+    results = tasks.run()
+    assert title(results["unset"]) == "unset_variable"
+    assert title(results["separate"]) == "PASS", tasks.output
+    assert results["separate"]["metrics"]["extra"] == 0.5
+    evidence = tasks.evidence["separate"]
+    manifest = json.loads((evidence / "task-artifacts" / "main" / "manifest.json").read_text())["entries"]
+    states = {row.get("source") or row["command"]: row["status"] for row in manifest}
+    assert states == {
+        "echo collected > /logs/artifacts/collected": "ok",
+        "exit 4": "failed",
+        "/logs/artifacts": "ok",
+        "/logs/agent": "empty",
+        "/app/given": "ok",
+        "tree": "ok",
+        "/app/absent": "failed",
+    }
+    for path in evidence.rglob("*"):
+        if path.is_file():
+            assert b"a-secret-value-123" not in path.read_bytes(), path
+
+
+def test_several_steps(tasks: Tasks) -> None:
+    steps = {
+        "steps/one/instruction.md": "echo 42 > answer; echo hidden > /tests-were-here",
+        "steps/two/instruction.md": "[ ! -e /tests/test.sh ] && [ ! -e /logs/verifier/reward.txt ] && "
+        "cat new > answer",
+        "steps/two/workdir/new": "42",
+        "steps/two/workdir/setup.sh": "echo ready > /app/ready\n",
+        "steps/three/instruction.md": "true",
+        "steps/two/tests/test.sh": '[ "$(cat answer ready)" = "42ready" ] && '
+        "echo 0.4 > /logs/verifier/reward.txt\n",
+    }
+    toml = "[[steps]]\nname = 'one'\nmin_reward = 1\n[[steps]]\nname = 'two'\nmin_reward = 0.5\n"
+    toml += "[[steps]]\nname = 'three'\n"
+    tasks.write("gate", toml=toml, **steps)
+    tasks.write("final", toml="multi_step_reward_strategy = 'final'\n" + toml.replace("0.5", "0.1"), **steps)
+    results = tasks.run()
+    assert title(results["gate"]) == "FAIL"
+    assert results["gate"]["score"] == pytest.approx((1 + 0.4) / 3)
+    checks = json.loads((tasks.evidence["gate"] / "evaluation" / "checks.json").read_text())["checks"]
+    assert [row["status"] for row in checks] == ["pass", "fail", "fail"]
+    assert tasks.facts("gate", "step_gate_missed")[0]["found"] == 0.4
+    assert results["final"]["score"] == 1.0
+    assert results["final"]["agent_invocations"] == 1  # of the last step's session
+
+
+def test_our_own_data_set(tmp_path: Path) -> None:
+    import shutil
+
+    root = shutil.copytree(ROOT / "datasets" / "harbor", tmp_path / "harbor")
+    tasks = Tasks(root)
+    names = {"growing-list", "hello-file", "key-value-service", "word-count"}
+    assert {n: title(r) for n, r in tasks.run(agent="oracle").items()} == dict.fromkeys(names, "PASS")
+    shutil.rmtree(root / ".ageval")
+    assert {n: title(r) for n, r in tasks.run(agent="nop").items()} == dict.fromkeys(names, "FAIL")
+
+
+@pytest.mark.real_agent
+def test_a_real_agent_without_a_network_reaches_its_model_and_nothing_else(tasks: Tasks) -> None:
+    from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text
+
+    for name, mode in (("closed", "no-network"), ("open", "public")):
+        tasks.write(name, "Write 42.", f'[environment]\nnetwork_mode = "{mode}"')
+    script = [
+        Shell("echo 42 > answer; pwd > where; env > env; timeout 1 getent hosts deb.debian.org > out"),
+        Text("Done."),
+    ]
+    grade = GRADE + "cat /app/where; [ ! -s /app/out ] && echo closed; cat /app/env\n"
+    for name in ("closed", "open"):
+        (tasks.root / name / "tests" / "test.sh").write_text(grade)
+    with ScriptedModel(script * 2) as model:
+        results = tasks.run("--model=gpt-5.5", f"--base-url={model.base_url}", "-n0", agent="codex")
+    assert {name: title(result) for name, result in results.items()} == {"closed": "PASS", "open": "PASS"}
+    for name in ("closed", "open"):
+        printed = (tasks.evidence[name] / "logs" / "verifier-main.stdout").read_text()
+        assert printed.startswith("/app\n")
+        assert ("closed" in printed) == (name == "closed")
