@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from pytest_ageval.config.check import Source, check_format, convert
 from pytest_ageval.config.formats import AGENT_FORMAT, AgentFile, plain
 from pytest_ageval.config.hashing import digest_of
@@ -78,10 +80,24 @@ class AgentPackage:
 
 
 def known_agents(registry: Kinds) -> list[str]:
-    """The names that ``--agent`` takes: the packages here, and executors that no package binds."""
+    """The names that ``--agent`` takes: the packages here, and executors that no package binds.
+
+    Of the latter only those that need no options.
+    """
     packages = _builtin_agents()
     bound = {package.binding.get("executor") for package in packages.values()}
-    return sorted({*packages, *(set(registry.executor_kinds()) - bound)})
+    alone = {name for name in set(registry.executor_kinds()) - bound if _stands_alone(registry, name)}
+    return sorted({*packages, *alone})
+
+
+def _stands_alone(registry: Kinds, executor: str) -> bool:
+    try:
+        msgspec.convert({}, registry.executor(executor).Options)
+    except msgspec.ValidationError:
+        return False
+    except ConfigError:  # a plugin's, which cannot be loaded: said when it is asked for
+        return True
+    return True
 
 
 def load_agent(ref: str, registry: Kinds) -> AgentPackage:
@@ -101,7 +117,7 @@ def load_agent(ref: str, registry: Kinds) -> AgentPackage:
             raise ConfigError(
                 "unknown_agent",
                 f"there is no agent {name!r}; known: {listed(known)}",
-                hint=did_you_mean(name, known) or "a package of your own is given by its path",
+                hint=_hint(name, known, registry),
             )
         package = AgentPackage(name, "0", {"executor": name}, ref=name)
     if version and version != package.version:
@@ -109,6 +125,12 @@ def load_agent(ref: str, registry: Kinds) -> AgentPackage:
             "unknown_agent", f"the agent {name} is here in version {package.version}, not {version}"
         )
     return package
+
+
+def _hint(name: str, known: list[str], registry: Kinds) -> str:
+    if name in registry.executor_kinds():
+        return f"the executor {name} needs options: write a package, or bind it in profiles.yaml"
+    return did_you_mean(name, known) or "a package of your own is given by its path"
 
 
 def agent_name(ref: str) -> str:

@@ -104,6 +104,8 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
+    # `clean` would remove what tests of docker boxes beside these have just killed.
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from config_helpers import DataSet
 
+from pytest_ageval.config import known_agents, load_agent
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.registry import Registry
 
@@ -15,11 +16,12 @@ DECLARED: dict[str, tuple[set[str], set[str], bool, bool]] = {
     "openai-http": ({"chat", "responses"}, {"reasoning_effort", "timeout", "watchdog", "extra"}, True, True),
     "anthropic-http": ({"chat"}, {"reasoning_effort", "timeout", "watchdog", "extra"}, True, True),
     "acp": ({"chat"}, {"reasoning_effort", "timeout", "watchdog"}, True, True),
+    "acp-oneshot": ({"chat"}, {"reasoning_effort", "timeout", "watchdog"}, True, False),
     "oracle": ({"chat"}, set(), True, False),
     "nop": ({"chat"}, set(), True, False),
 }
 
-OPTIONS = {"acp": "{command: [agent]}"}
+OPTIONS = {"acp": "{command: [agent]}", "acp-oneshot": "{command: [agent]}"}
 
 
 @pytest.fixture
@@ -90,3 +92,10 @@ def test_an_executor_that_calls_no_model_takes_none(real: DataSet, executor: str
     with pytest.raises(ConfigError) as caught:
         lock(real, executor, "{id: m}")
     assert caught.value.code == "model_config"
+
+
+def test_an_executor_that_needs_options_is_no_agent_of_its_own() -> None:
+    registry = Registry()
+    assert "acp-oneshot" not in known_agents(registry)
+    with pytest.raises(ConfigError, match="the executor acp-oneshot needs options"):
+        load_agent("acp-oneshot", registry)
