@@ -55,6 +55,7 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
     attempt.raw_box = box
     await start(box)
     attempt.fact("environment_started", {"kind": box.kind})
+    log_attempt(attempt, box.handle())
     for warning in getattr(box, "warnings", ()):
         attempt.fact("environment_warning", {"message": str(warning)})
     await seed(attempt, box)
@@ -160,8 +161,11 @@ async def prepare_agents(attempt: Attempt) -> None:
         await prepare(attempt, role)
 
 
-def log_attempt(attempt: Attempt) -> None:
-    """The header of the step log: by it an interrupted attempt can be found and continued."""
+def log_attempt(attempt: Attempt, handle: Mapping[str, Any] | None = None) -> None:
+    """The header of the step log: by it an interrupted attempt can be found and continued.
+
+    Written once more when the box runs, with the `handle` by which it is found (see `Box.probe`).
+    """
     identity = attempt.identity
     attempt.evidence.activity.append(
         "attempt",
@@ -177,6 +181,6 @@ def log_attempt(attempt: Attempt) -> None:
             "locked_config_digest": attempt.locked.digest,
             "environment_kind": attempt.locked.box.kind,
             "environment_nonce": identity.attempt_id[-12:],
-            "environment_handle": None,
+            "environment_handle": None if handle is None else dict(handle),
         },
     )
