@@ -125,7 +125,7 @@ def bind_role(
     fittings = _fittings(cls, options)
     auth = bind_auth(profile, job, cls, fittings, origin, base_url)
     equipment = Equipment()
-    if profile.executor not in _WITHOUT_MODEL:
+    if cls.calls_model:
         equipment = gather_equipment(profile, origin, task, fittings)
     binding = Binding(
         role=role,

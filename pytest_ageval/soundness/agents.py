@@ -103,6 +103,7 @@ class TamperExecutor(Executor):
     """
 
     requires_box = frozenset({"exec"})
+    calls_model = False
     #: What it tries, for the report.
     about: ClassVar[str] = ""
     script: ClassVar[str] = ""

@@ -105,7 +105,6 @@ class HarborTask:
     allowed_hosts: tuple[str, ...] = ()
     healthcheck: HarborHealthcheck | None = None
     solution_env: Mapping[str, str] = field(default_factory=dict)
-    mcp_servers: tuple[Mapping[str, Any], ...] = ()
     skills_dir: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: The reward that decides, and from where on it passes; of the command line.

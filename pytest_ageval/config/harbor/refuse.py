@@ -49,12 +49,10 @@ def _environment(table: EnvironmentTable, source: TomlSource, at: str) -> None:
         raise source.error(REFUSED, f"os {table.os!r}: boxes are Linux", f"{at}/os")
     if table.tpu is not None:
         raise source.error(REFUSED, "tpu: no kind of box has one", f"{at}/tpu")
-    for name, why in (
-        ("mcp_servers", "MCP servers are not passed on to agents from a Harbor task"),
-        ("skills_dir", "skills in the image are not passed on to agents"),
-    ):
-        if getattr(table, name):
-            raise source.error(REFUSED, f"{name}: {why}", f"{at}/{name}")
+    if table.skills_dir:
+        raise source.error(
+            REFUSED, "skills_dir: skills in the image are not passed on to agents", f"{at}/skills_dir"
+        )
     if table.network_mode == "allowlist" and not table.allowed_hosts:
         raise source.error("invalid_schema", "allowlist needs allowed_hosts", f"{at}/network_mode")
     if table.allowed_hosts and table.network_mode != "allowlist":

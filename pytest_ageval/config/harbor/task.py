@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.check import convert
 from pytest_ageval.config.dataset import Signature, signature_of
+from pytest_ageval.config.formats import McpServerRow
 from pytest_ageval.config.harbor import compose, refuse
 from pytest_ageval.config.harbor.document import (
     HarborArtifact,
@@ -25,6 +26,7 @@ from pytest_ageval.config.harbor.formats import (
     EnvironmentTable,
     HarborFile,
     Healthcheck,
+    McpServer,
     StepTable,
     VerifierTable,
 )
@@ -106,6 +108,7 @@ def _read(path: Path, strict: bool) -> TaskDocument:
         limits=_limits(file, steps),
         limits_set=frozenset({"wall_time_seconds", "evaluate_seconds", "environment_seconds"}),
         notes=tuple(notes),
+        mcp_servers=tuple(map(_server, environment.mcp_servers or ())),
         harbor=harbor,
     )
 
@@ -301,6 +304,19 @@ def _healthcheck(table: Healthcheck | None) -> HarborHealthcheck | None:
         table.start_period_sec,
         table.start_interval_sec,
         table.retries,
+    )
+
+
+def _server(row: McpServer) -> McpServerRow:
+    """The row as profiles have it, which the lock checks against what the agent takes."""
+    stdio = row.transport == "stdio"
+    return McpServerRow(
+        name=row.name,
+        transport=row.transport,
+        command=row.command,
+        args=row.args if stdio else None,
+        url=row.url,
+        headers=None if stdio else row.headers,
     )
 
 

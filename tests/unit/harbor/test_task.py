@@ -259,3 +259,22 @@ def test_lines() -> None:
     assert {pointer: line_of(text, pointer) for pointer in places} == places
     assert line_of(text, "/steps/1/verifier/x") == 9
     assert line_of(text, "/nothing") is None
+
+
+def test_mcp_servers(write) -> None:
+    task = load_harbor_task(
+        write(
+            '[[environment.mcp_servers]]\nname = "files"\ntransport = "stdio"\n'
+            'command = "mcp-files"\nargs = ["/app"]\n'
+            '[[environment.mcp_servers]]\nname = "web"\nurl = "http://web:8080/sse"\n'
+            'headers = {A = "${KEY}"}\n'
+        )
+    )
+    files, web = task.mcp_servers
+    assert (files.name, files.transport, files.command, files.args) == (
+        "files",
+        "stdio",
+        "mcp-files",
+        ["/app"],
+    )
+    assert (web.transport, web.url, web.headers) == ("sse", "http://web:8080/sse", {"A": "${KEY}"})
