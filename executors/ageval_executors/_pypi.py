@@ -45,7 +45,7 @@ _LOOK = (
     " getattr(sys, '_base_executable', sys.executable)]))"
 )
 #: What a box's Python must be able to load.
-_TRY = "import ctypes, hashlib, sqlite3, ssl, sys, zlib; print(sys.version_info[0], sys.version_info[1])"
+_TRY = "import ctypes, hashlib, os, sqlite3, ssl, sys, zlib; print(os.path.realpath(sys.executable))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +302,9 @@ async def _shown_elsewhere(
 
 
 async def _own_python(box: Box, python: HostPython) -> str | None:
-    """The box's own Python of that minor version."""
-    script = f'p=$(command -v {python.name}) && readlink -f "$p" && exec "$p" -I -c "$0"'
-    found = await box.exec(["sh", "-c", script, _TRY], timeout=60)
-    return found.stdout.split("\n")[0] if found.ok else None
+    """The box's own Python of that minor version, as it names itself: what PATH has may be a script."""
+    found = await box.exec(["sh", "-c", 'exec "$0" -I -c "$1"', python.name, _TRY], timeout=60)
+    return found.stdout.strip() or None if found.ok else None
 
 
 def _copy_python(python: HostPython) -> Path:
