@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from ageval_boxes import _leftovers
 from ageval_boxes._files import give, remove_tree
@@ -42,8 +42,6 @@ from pytest_ageval.box import (
     check_path,
 )
 from pytest_ageval.errors import BoxError
-
-T = TypeVar("T")
 
 
 class DockerBox(BoxFiles):

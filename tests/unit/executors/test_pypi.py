@@ -62,8 +62,8 @@ def ensure(tmp_path: Path, wanted: PyPackages, *, isolation: str = "auto", **mor
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_install_runs_in_a_box_that_shows_nothing_else(tmp_path, monkeypatch, installer):
     if installer == "pip":
-        monkeypatch.setattr(_pypi, "_uv", lambda: None)
-    elif _pypi._uv() is None:
+        monkeypatch.setattr(_pypi, "find_uv", lambda: None)
+    elif _pypi.find_uv() is None:
         pytest.skip("uv is not installed")
     assert ensure(tmp_path, packages()) == "tiny agent runs\n"
     folder = asyncio.run(find_installed(packages()))
