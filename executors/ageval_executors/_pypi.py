@@ -12,25 +12,23 @@ lines: it has been renamed since they were written.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
 import shutil
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ageval_executors._installs import find_uv, install_once, last_lines, make_once, run_tool
 from pytest_ageval.box import HOME, Box, cache_root
 from pytest_ageval.errors import ExecutorError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger("pytest_ageval.agents")
 
@@ -45,7 +43,7 @@ _LOOK = (
     " getattr(sys, '_base_executable', sys.executable)]))"
 )
 #: What a box's Python must be able to load.
-_TRY = "import ctypes, hashlib, sqlite3, ssl, sys, zlib; print(sys.version_info[0], sys.version_info[1])"
+_TRY = "import ctypes, hashlib, os, sqlite3, ssl, sys, zlib; print(os.path.realpath(sys.executable))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,6 @@ async def _look_at(candidate: str) -> HostPython | None:
         return None
 
 
-def _uv() -> str | None:
-    beside = Path(sys.executable).parent / "uv"
-    return str(beside) if beside.is_file() else shutil.which("uv")
-
-
 # -- install on the host ---------------------------------------------------------------------------
 
 
@@ -168,10 +161,11 @@ async def _install_on_host(packages: PyPackages, python: HostPython, *, may_inst
         return target
     if not may_install:
         raise _not_there(packages, f"is not installed in {target}")
-    await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-    async with _locked(target.parent / f".{target.name}.lock", packages.name):
-        if not (target / MARKER).is_file():
-            await _install(packages, python, target)
+
+    async def fill(stage: Path) -> str:
+        return await _fill(packages, python, stage)
+
+    await install_once(target, MARKER, packages.name, packages.listed, fill)
     return target
 
 
@@ -182,30 +176,9 @@ def _not_there(packages: PyPackages, why: str) -> ExecutorError:
     )
 
 
-@contextlib.asynccontextmanager
-async def _locked(path: Path, name: str) -> AsyncIterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        told = False
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    log.info("another process installs the agent %s; waiting", name)
-                    told = True
-                await asyncio.sleep(0.2)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-async def _install(packages: PyPackages, python: HostPython, target: Path) -> None:
-    stage = target.with_name(f".{target.name}.{os.getpid()}.part")
-    log.info("installing the agent %s (%s)", packages.name, packages.listed)
+async def _fill(packages: PyPackages, python: HostPython, stage: Path) -> str:
     pins = [f"{name}=={version}" for name, version in sorted(packages.pins.items())]
-    inside, uv = str(stage / "bin" / "python"), _uv()
+    inside, uv = str(stage / "bin" / "python"), find_uv()
     # Compiled here: the first start of such an agent takes half a minute or more otherwise.
     if uv is not None:
         steps = [
@@ -219,59 +192,27 @@ async def _install(packages: PyPackages, python: HostPython, target: Path) -> No
             [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins],
         ]
         listing = [inside, "-m", "pip", "freeze", "--disable-pip-version-check"]
-    try:
-        await asyncio.to_thread(shutil.rmtree, stage, True)
-        for argv in steps:
-            code, output = await _run(argv, target.parent, INSTALL_SECONDS)
-            if code != 0:
-                raise install_failed(packages, f"{Path(argv[0]).name} ended with exit code {code}", output)
-        _, resolved = await _run(listing, target.parent, 120.0)
-        note = {"packages": dict(packages.pins), "resolved": sorted(resolved.split())}
-        await asyncio.to_thread(_complete, stage, target, json.dumps(note))
-    finally:
-        await asyncio.to_thread(shutil.rmtree, stage, True)
-    log.info("installed the agent %s in %s", packages.name, target)
-
-
-def _complete(stage: Path, target: Path, note: str) -> None:
-    (stage / MARKER).write_text(note, encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)  # a directory without its marker is a torn one
-    stage.rename(target)
+    for argv in steps:
+        code, output = await _run(argv, stage.parent, INSTALL_SECONDS)
+        if code != 0:
+            raise install_failed(packages, f"{Path(argv[0]).name} ended with exit code {code}", output)
+    _, resolved = await _run(listing, stage.parent, 120.0)
+    return json.dumps({"packages": dict(packages.pins), "resolved": sorted(resolved.split())})
 
 
 def install_failed(packages: PyPackages, why: str, output: str) -> ExecutorError:
     """The error of a failed install, with the installer's last lines."""
-    lines = "\n".join(output.strip().splitlines()[-15:])[-3000:]
     return ExecutorError(
-        "agent_install_failed", f"could not install {packages.listed}: {why}", detail=lines or None
+        "agent_install_failed",
+        f"could not install {packages.listed}: {why}",
+        detail=last_lines(output) or None,
     )
 
 
 async def _run(argv: Sequence[str], cwd: Path, seconds: float) -> tuple[int, str]:
     # What configures the caller's own Python is not for another one.
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=cwd,
-            env=env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return 127, str(error)
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), seconds)
-    except TimeoutError:
-        return -1, f"no end after {seconds:.0f} seconds"
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    return process.returncode or 0, out.decode("utf-8", "replace")
+    return await run_tool(argv, cwd, env, seconds)
 
 
 # -- an install of the host, seen from a box that shows it elsewhere -------------------------------
@@ -302,23 +243,18 @@ async def _shown_elsewhere(
 
 
 async def _own_python(box: Box, python: HostPython) -> str | None:
-    """The box's own Python of that minor version."""
-    script = f'p=$(command -v {python.name}) && readlink -f "$p" && exec "$p" -I -c "$0"'
-    found = await box.exec(["sh", "-c", script, _TRY], timeout=60)
-    return found.stdout.split("\n")[0] if found.ok else None
+    """The box's own Python of that minor version, as it names itself: what PATH has may be a script."""
+    found = await box.exec(["sh", "-c", 'exec "$0" -I -c "$1"', python.name, _TRY], timeout=60)
+    return found.stdout.strip() or None if found.ok else None
 
 
 def _copy_python(python: HostPython) -> Path:
     """A copy of that Python's program, standard library and shared library, beside the installs."""
     key = hashlib.sha256(f"{python.prefix}\0{python.version}".encode()).hexdigest()[:12]
     target = cache_root() / "agents" / f"{python.name}-{key}"
-    with (target.parent / f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
-            return target
-        stage = target.with_name(f".{target.name}.{os.getpid()}.part")
-        shutil.rmtree(stage, ignore_errors=True)
-        (stage / "bin").mkdir(parents=True)
+
+    def fill(stage: Path) -> None:
+        (stage / "bin").mkdir()
         shutil.copy2(python.program.resolve(), stage / "bin" / python.name)
         unwanted = ("test", "idlelib", "site-packages", "dist-packages", "config-3*")
         library = Path("lib", python.name)
@@ -331,8 +267,8 @@ def _copy_python(python: HostPython) -> Path:
         )
         for shared in python.prefix.glob(f"lib/lib{python.name}*.so*"):
             shutil.copy2(shared, stage / "lib" / shared.name)
-        stage.rename(target)
-    return target
+
+    return make_once(target, fill)
 
 
 def _write_view(install: Path, shown: str, python: HostPython, program: str) -> Path:

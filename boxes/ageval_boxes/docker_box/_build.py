@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
 import stat
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ageval_boxes._locks import locked
 from ageval_boxes.docker_box._engine import Engine, call, failure
-from pytest_ageval.box import cache_root
 from pytest_ageval.errors import BoxError
 
 #: Seconds for one build.
@@ -53,7 +52,7 @@ async def build_once(
     """
     if await image_id(engine, tag) is not None:
         return
-    async with _locked(tag):
+    async with locked("docker", tag):
         if await image_id(engine, tag) is None:
             await _build(engine, tag, packed, platform, more)
 
@@ -132,25 +131,6 @@ async def in_background(work: Callable[[], None], cancel: Callable[[], None]) ->
     except asyncio.CancelledError:
         cancel()
         raise
-
-
-@contextlib.asynccontextmanager
-async def _locked(tag: str) -> AsyncIterator[None]:
-    """Hold the lock of `tag` among all processes of this user."""
-    directory = cache_root() / "docker"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{tag.replace(':', '-')}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(0.2)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # -- what goes into a build ------------------------------------------------------------------------

@@ -7,15 +7,14 @@ see, and the Node that installed them is kept beside them. In a box both lie bel
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
-import os
 import platform
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ageval_executors._installs import make_once
 from ageval_executors.acp import pypi
 from ageval_executors.acp.cache import MARKER, cache_root, install_name, parse_version, platform_name
 from ageval_executors.acp.install import Runtime, install_on_host
@@ -72,21 +71,13 @@ def _node_name(tools: Toolchain) -> str:
 
 def _keep_node(tools: Toolchain) -> Path:
     """A directory with the Node binary alone, as `bin/node`; made once for each Node."""
-    root = cache_root()
-    target = root / _node_name(tools)
-    if target.is_dir():
-        return target
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_dir():
-            part = root / f".{target.name}.{os.getpid()}.part"
-            shutil.rmtree(part, ignore_errors=True)
-            (part / "bin").mkdir(parents=True)
-            shutil.copyfile(tools.node.resolve(), part / "bin" / "node")
-            (part / "bin" / "node").chmod(0o755)
-            part.rename(target)
-    return target
+
+    def fill(stage: Path) -> None:
+        (stage / "bin").mkdir()
+        shutil.copyfile(tools.node.resolve(), stage / "bin" / "node")
+        (stage / "bin" / "node").chmod(0o755)
+
+    return make_once(cache_root() / _node_name(tools), fill)
 
 
 async def runtime_in_image(entry: Entry, box: Box, node: str | None) -> Runtime | None:

@@ -9,7 +9,6 @@ started through that interpreter, whatever their first line says.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ageval_executors._installs import find_uv
 from ageval_executors.acp.cache import (
     INSTALL_SECONDS,
     MARKER,
@@ -190,7 +190,7 @@ async def _fill(entry: Entry, python: Interpreter, stage: Path) -> None:
 
 def _installers(interpreter: str, pins: list[str]) -> list[list[str]]:
     """The commands that install: uv's where there is one, since pip takes minutes for some agents."""
-    uv = shutil.which("uv") or _bundled_uv()
+    uv = find_uv()
     if uv is not None:
         flags = ["--quiet", "--break-system-packages", "--compile-bytecode", "--link-mode", "copy"]
         return [[uv, "pip", "install", *flags, "--python", interpreter, *pins]]
@@ -199,17 +199,6 @@ def _installers(interpreter: str, pins: list[str]) -> list[list[str]]:
         [interpreter, "-I", "-m", "ensurepip", "--upgrade"],
         [*pip, "install", "--quiet", "--disable-pip-version-check", "--no-warn-script-location", *pins],
     ]
-
-
-def _bundled_uv() -> str | None:
-    if importlib.util.find_spec("uv") is None:
-        return None
-    from uv import find_uv_bin
-
-    try:
-        return str(find_uv_bin())
-    except FileNotFoundError:
-        return None
 
 
 def _copy_python(python: Interpreter, stage: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -210,7 +209,7 @@ def fake_uv(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = INSTALLED
     uv = bin_ / "uv"
     uv.write_text(UV.replace("{log}", str(folder / "uv.log")).replace("{body}", body))
     uv.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    monkeypatch.setattr(pypi, "find_uv", lambda: str(uv))
 
 
 def ensure(work: Path, entry: Entry, *, may_install: bool = True) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import zipfile
@@ -61,8 +62,8 @@ def ensure(tmp_path: Path, wanted: PyPackages, *, isolation: str = "auto", **mor
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_install_runs_in_a_box_that_shows_nothing_else(tmp_path, monkeypatch, installer):
     if installer == "pip":
-        monkeypatch.setattr(_pypi, "_uv", lambda: None)
-    elif _pypi._uv() is None:
+        monkeypatch.setattr(_pypi, "find_uv", lambda: None)
+    elif _pypi.find_uv() is None:
         pytest.skip("uv is not installed")
     assert ensure(tmp_path, packages()) == "tiny agent runs\n"
     folder = asyncio.run(find_installed(packages()))
@@ -140,13 +141,21 @@ def test_box_without_the_hosts_files_gets_an_install_of_its_own(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-def test_copied_python_and_view_run_where_the_install_is_shown_elsewhere(tmp_path):
-    """As docker shows it: the cache under another path, the host's Python not at all."""
+@pytest.mark.parametrize("own", ["none", "started by a script"])
+def test_python_and_view_run_where_the_install_is_shown_elsewhere(tmp_path, monkeypatch, own):
+    """As docker shows it: the cache under another path. Without a Python of its own the box gets a copy."""
+    host = asyncio.run(find_python(packages()))
+    shim = tmp_path / "shims" / host.name
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\n" + ("exit 127" if own == "none" else f'exec {host.program} "$@"') + "\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shim.parent), prepend=os.pathsep)
 
     async def run() -> tuple[str, str]:
         async with local_box(tmp_path / "work", "auto") as box:
-            host = await find_python(packages())
             real, root = box.expose, _pypi.cache_root() / "agents"
+            real(shim.parent)
+            real(host.prefix)
             # A link in the workspace plays the mount.
             await asyncio.to_thread(root.mkdir, parents=True)
             real(root)
@@ -158,9 +167,12 @@ def test_copied_python_and_view_run_where_the_install_is_shown_elsewhere(tmp_pat
             box.expose = expose  # type: ignore[assignment, method-assign]
             found = await ensure_packages(packages(), box, may_install=True)
             done = await box.exec([found.python, f"{found.directory}/bin/tiny-agent"], env=found.env)
-            where = await box.exec([found.python, "-c", "import sys; print(sys.prefix)"], env=found.env)
-            return done.stdout + done.stderr, f"{where.stdout} {host.prefix}"
+            script = "import sys; print(sys.prefix, sys.base_prefix)"
+            where = await box.exec([found.python, "-c", script], env=found.env)
+            return done.stdout + done.stderr, where.stdout
 
     said, where = asyncio.run(run())
     assert said == "tiny agent runs\n"
-    assert where.startswith("/attempt/workspace/agents/tiny-")
+    prefix, base = where.split()
+    assert prefix.startswith("/attempt/workspace/agents/tiny-")
+    assert (base == str(host.prefix)) == (own != "none")
