@@ -2,10 +2,11 @@
 
     python benchmarks/agents.py --box local --box docker --box ssh [--agent NAME ...]
 
-Prints one row a pair of agent and box: version, verdict, seconds from the start of the agent's process to
-its first request to the model, and the peak of the resident memory of its process tree in MiB (shared pages
-are counted once for each process). The agent is found by a variable that its processes inherit, so boxes
-must be on this machine, and what other users run is only seen by root.
+Prints one row a pair of agent and box: version, verdict, whether its calls passed the model gateway, where
+the figures of its usage come from, with its prompt and completion tokens, seconds from the start of the
+agent's process to its first request to the model, and the peak of the resident memory of its process tree
+in MiB (shared pages are counted once for each process). An ACP agent is found by a variable that its
+processes inherit, so boxes must be on this machine, and what other users run is only seen by root.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ageval_executors.acp.entries import ENTRIES
+from ageval_executors.openhands.executor import VERSION as OPENHANDS
 from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, Write
 from pytest_ageval.testing.scripted_model.request import Request
+from pytest_ageval.testing.scripted_model.turns import Turn
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "datasets" / "quickstart"
@@ -43,6 +46,30 @@ SCRIPT = (
     Write("ini2json.py", SOLUTION.read_text(encoding="utf-8")),
     Text("ini2json.py does all that FORMAT.md says now."),
 )
+WRITE = f"cat > ini2json.py <<'PROGRAM'\n{SOLUTION.read_text(encoding='utf-8')}PROGRAM"
+
+
+def _keys(*commands: str, done: bool = False) -> Text:
+    """What Terminus takes: keystrokes."""
+    rows = [{"keystrokes": text, "duration": 1.0} for text in commands]
+    return Text(json.dumps({"analysis": "a", "plan": "p", "commands": rows, "task_complete": done}))
+
+
+#: Agents that are no ACP agents: their version, and what the model says to them.
+OTHERS: dict[str, tuple[str, tuple[Turn, ...]]] = {
+    "miniswe": (
+        "2.4.6",
+        (Shell("python3 -m unittest"), Shell(WRITE), Shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")),
+    ),
+    "openhands-sdk": (OPENHANDS, (Shell("python3 -m unittest"), Shell(WRITE), SCRIPT[-1])),
+    "terminus-2": (
+        "-",
+        (_keys("python3 -m unittest\n"), _keys(WRITE + "\n"), _keys(done=True), _keys(done=True)),
+    ),
+}
+AGENTS = sorted([*ENTRIES, *OTHERS])
+#: The key in the environment of the run. With the gateway the model sees it, and the agent does not.
+KEY = "sk-benchmark-0123456789abcdef"
 #: Models whose names the agents know; some behave differently with a name that they do not.
 MODELS = {"codex": "gpt-5.5", "claude": "claude-sonnet-4-5", "gemini": "gemini-2.5-pro"}
 
@@ -55,6 +82,8 @@ class Row:
     box: str
     version: str
     verdict: str
+    gateway: str
+    usage: str
     first_request: float | None
     peak_mib: float
     seconds: float
@@ -69,6 +98,8 @@ class Row:
             self.box,
             self.version,
             self.verdict,
+            self.gateway,
+            self.usage,
             first,
             peak,
             f"{self.seconds:.0f}",
@@ -78,8 +109,8 @@ class Row:
 
 
 HEAD = (
-    "| agent | box | version | verdict | first request s | peak MiB | whole run s | note |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| agent | box | version | verdict | gateway | usage | first request s | peak MiB | whole run s | note |"
+    "\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -132,6 +163,7 @@ class Watch:
 
 def run(agent: str, box: str, options: Sequence[str], host: str) -> Row:
     """One attempt at ``fix-parser``."""
+    version, script = OTHERS.get(agent) or (" ".join(ENTRIES[agent].packages.values()), SCRIPT)
     times: list[float] = []
 
     def note(request: Request) -> None:
@@ -141,7 +173,7 @@ def run(agent: str, box: str, options: Sequence[str], host: str) -> Row:
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="ageval-agents-") as folder,
-        ScriptedModel(SCRIPT, by=note, host=host) as model,
+        ScriptedModel(script, by=note, host=host) as model,
         Watch(mark) as watch,
     ):
         url = model.gemini_base_url if agent == "gemini" else model.base_url
@@ -150,41 +182,73 @@ def run(agent: str, box: str, options: Sequence[str], host: str) -> Row:
         command = [sys.executable, "-m", "pytest", str(QUICKSTART), "-k", "fix-parser", "-q"]
         command += ["-p", "no:cacheprovider", "--ageval-dir", folder, "--box", box, *options]
         command += ["--agent", agent, "--model", name, "--base-url", url]
-        command += ["--set", f"/agent_profiles/*/options/env={environment}"]
+        if agent in ENTRIES:
+            command += ["--set", f"/agent_profiles/*/options/env={environment}"]
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "OPENAI_API_KEY": "k", "LLM_API_KEY": "k"} | _keys(),
+            env={**os.environ, **_key_variables()},
             capture_output=True,
             text=True,
             timeout=900,
             check=False,
         )
+        keys = {request.api_key for request in model.requests}
         results = [json.loads(path.read_text()) for path in Path(folder, "runs").glob("*/result.json")]
+        routed, usage = _route(Path(folder)), _usage(Path(folder))
     result = results[0] if results else {"status": "no result", "error": {"title": done.stdout[-300:]}}
     error = result.get("error") or {}
     first = times[0] - watch.started if times and watch.started is not None else None
     return Row(
         agent,
         box,
-        " ".join(ENTRIES[agent].packages.values()),
+        version,
         result["status"],
+        routed,
+        usage,
         first,
         watch.peak / 2**20,
         time.monotonic() - began,
-        str(error.get("title", "")).replace("\n", " "),
+        " ".join([*str(error.get("title", "")).split(), *([] if keys <= {KEY} else ["key not put on"])]),
     )
 
 
-def _keys() -> dict[str, str]:
-    return {entry.key_env: "k" for entry in ENTRIES.values() if entry.key_env}
+def _key_variables() -> dict[str, str]:
+    names = {entry.key_env for entry in ENTRIES.values() if entry.key_env} | {"OPENAI_API_KEY", "LLM_API_KEY"}
+    return dict.fromkeys(names, KEY)
+
+
+def _route(folder: Path) -> str:
+    """``yes`` with the number of calls that passed the gateway, or ``no`` and why not."""
+    for path in folder.glob("runs/*/summary.json"):
+        facts = json.loads(path.read_text())["facts"]
+        found = [
+            fact["detail"] for fact in facts if fact["name"] == "model_gateway" and fact["phase"] == "run"
+        ]
+        if not found:
+            return "no: the loop is on the host" if any(folder.glob("runs/*/agent/invocations/*")) else "-"
+        if not found[-1]["used"]:
+            return f"no: {found[-1]['reason']}"
+        calls = path.parent / "agent" / "model-calls.jsonl"
+        rows = [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+        return f"yes, {sum(row['wire'] not in ('other', 'count_tokens') for row in rows)} calls"
+    return "-"
+
+
+def _usage(folder: Path) -> str:
+    """Where the figures of the first turn come from, its prompt and completion tokens."""
+    for path in folder.glob("runs/*/agent/invocations/*/metadata.json"):
+        usage = json.loads(path.read_text())["usage"]
+        figures = f"{usage.get('prompt_tokens')}/{usage.get('completion_tokens')}"
+        return f"{usage.get('source')} {figures}"
+    return "-"
 
 
 @contextlib.contextmanager
 def box_options(box: str) -> Iterator[tuple[list[str], str]]:
     """Options of a box that reaches a model of this machine, and the address where that listens."""
     if box == "docker":
-        # Containers reach this machine at the address of their bridge.
+        # What does not pass the gateway reaches this machine at the address of the containers' bridge.
         found = subprocess.run(GATEWAY, capture_output=True, text=True, check=True)
         yield [], found.stdout.strip()
     elif box == "ssh":
@@ -200,14 +264,14 @@ def box_options(box: str) -> Iterator[tuple[list[str], str]]:
 def main() -> int:
     """Run what the arguments ask for; 0 when everything passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--agent", action="append", choices=sorted(ENTRIES))
+    parser.add_argument("--agent", action="append", choices=AGENTS)
     parser.add_argument("--box", action="append", choices=("local", "docker", "ssh"))
     arguments = parser.parse_args()
     print(HEAD, flush=True)
     rows = []
     for box in arguments.box or ["local"]:
         with box_options(box) as (options, host):
-            for agent in arguments.agent or sorted(ENTRIES):
+            for agent in arguments.agent or AGENTS:
                 rows.append(run(agent, box, options, host))
                 print(rows[-1].line(), flush=True)
     return 0 if all(row.verdict == "PASS" for row in rows) else 1

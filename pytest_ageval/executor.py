@@ -297,8 +297,10 @@ class Executor(abc.ABC):
         return "attach_stdio" in cls.requires_box
 
     @classmethod
-    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+    def provider_url(cls, options: Mapping[str, Any], model: str | None) -> str | None:
         """The base URL that is called when the role has none, for the model gateway; None: not known.
+
+        `model` is the id that the role names; None: the agent chooses.
 
         An executor that names one must use `Session.base_url` and `Session.api_key` in its place.
         """

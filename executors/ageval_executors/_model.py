@@ -57,7 +57,7 @@ class ModelExecutor(Executor):
         self._closed = False
 
     @classmethod
-    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+    def provider_url(cls, options: Mapping[str, Any], model: str | None) -> str | None:
         """The API's own address."""
         return cls.default_base_url
 

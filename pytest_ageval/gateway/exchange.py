@@ -119,7 +119,7 @@ class Exchange:
         self._begin(response.status, dict(response.headers))
         if response.status >= 400:
             return await self._error(response)
-        key = self.route.upstream.key
+        key = self.route.upstream.secret
         rows = header_rules.incoming(response.headers.items(), key, length=True)
         reply = _reply(response.status, rows)
         await reply.prepare(self.request)
@@ -150,7 +150,7 @@ class Exchange:
                     break
         except _broken():
             pass  # the status says enough
-        key = self.route.upstream.key
+        key = self.route.upstream.secret
         found = bytes(body[:MAX_ERROR])
         if key:
             found = found.replace(key.encode(), b"*" * 8)
@@ -291,8 +291,10 @@ class Exchange:
             gone = self._reading
             if gone is not None and call.generates:
                 found = usage_of(call.wire, gone.usage)
-                known = found.unavailable is None
-                call.usage = Usage(**{**found.as_dict(), "unavailable": "partial"}) if known else found
+                # Some agents hang up when they have read the end marker.
+                open_end = found.unavailable is None and not gone.whole
+                call.usage = Usage(**{**found.as_dict(), "unavailable": "partial"}) if open_end else found
+                call.stop_reason = gone.stop_reason
             self._ended("ok" if gone is not None and gone.whole else "cancelled")
             self._keep("client_gone")
         elif call.usage is None and call.generates and call.outcome in ("ok", "cut"):

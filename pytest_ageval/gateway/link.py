@@ -30,7 +30,7 @@ SETTLE_SECONDS = 1.0
 
 _WORDS: dict[Direct, str] = {
     "off": "the gateway is off",
-    "no_address": "the role has no base_url, and its agent's own is not known",
+    "no_address": "the role has no base_url, and its agent's own is not known, or needs a model to be named",
     "no_key": "the role has no api_key",
     "unreachable": "a box of this kind cannot reach this machine",
 }
@@ -131,7 +131,7 @@ async def connect(
     options = attempt.options
     needed = options.record is not None or options.replay is not None
     key = _key(attempt, binding)
-    url = address or cls.provider_url(binding.options)
+    url = address or cls.provider_url(binding.options, binding.model.id)
     reason = _direct(attempt, binding, url, needed=needed)
     where = None
     if reason is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from pytest_ageval.evidence.redact import usable
 from pytest_ageval.gateway.calls import CallRecord, Turn
 from pytest_ageval.gateway.canonical import Canonical
 
@@ -45,6 +46,15 @@ class Upstream:
         root, _, last = path.rpartition("/")
         versioned = last[:1] == "v" and last[1:2].isdigit()
         return cls(f"{parts.scheme}://{parts.netloc}", root if versioned else path, path, parts.query, key)
+
+    @property
+    def secret(self) -> str | None:
+        """The key, if it is one that must not come back in an answer.
+
+        Servers without authentication get a word as a key (``EMPTY``, ``ollama``). To mask such a word
+        would change what the model says, down to the names of JSON's members.
+        """
+        return self.key if self.key is not None and usable(self.key) else None
 
     def allows(self, path: str) -> bool:
         """`path` is below the base URL."""

@@ -116,7 +116,7 @@ def model_urls(attempt: Attempt) -> tuple[tuple[str, ...], bool]:
         executor = attempt.registry.executor(binding.executor)
         if not executor.calls_model or not executor.calls_from_box():
             continue
-        url = base_url(attempt, binding) or executor.provider_url(binding.options)
+        url = base_url(attempt, binding) or executor.provider_url(binding.options, binding.model.id)
         if url is not None:
             urls.append(url)
         gateway = gateway and passes(attempt, binding, url)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ageval_executors.acp.entries import ENTRIES
-from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, ToolCall, Write
+from pytest_ageval.testing.scripted_model import HttpError, ScriptedModel, Shell, Text, ToolCall, Write
 from pytest_ageval.testing.scripted_model.request import Request
 from pytest_ageval.testing.scripted_model.turns import Answer
 
@@ -118,3 +118,17 @@ def test_an_agent_mends_the_program_of_the_quickstart(tmp_path: Path, entry: str
     assert (result["agent_status"], result["stop_reason"]) == ("completed", "end_turn")
     if ENTRIES[entry].usage.scope in ("turn", "session", "calls"):
         assert result["usage"]["prompt_tokens"] == 4000
+
+
+@pytest.mark.skipif(not SWITCH, reason="run with AGEVAL_ALL_AGENTS=1")
+@pytest.mark.parametrize("entry", ["codex-app-server", "pi"])
+def test_a_failure_that_an_agent_does_not_tell_is_an_error(tmp_path: Path, entry: str) -> None:
+    """Both end the turn with ``end_turn`` when the provider fails for good."""
+    with ScriptedModel([Shell("true"), HttpError(500, "broken down", times=None)]) as model:
+        result = run(tmp_path, entry, entry, model, "fix-parser")
+    assert (result["status"], result["error"]["phase"]) == ("ERROR", "run"), result["output"]
+    (attempt,) = (tmp_path / "runs").iterdir()
+    lines = (attempt / "agent" / "model-calls.jsonl").read_text().splitlines()
+    # A title may be made after the failure, without tools.
+    calls = [call for call in map(json.loads, lines) if call["tools"]]
+    assert (calls[0]["outcome"], calls[-1]["outcome"], calls[-1]["status"]) == ("ok", "http_error", 500)

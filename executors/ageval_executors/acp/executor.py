@@ -81,10 +81,12 @@ class AcpExecutor(Executor):
         return Fittings(frozenset(entry.mcp), skills, entry.instructions, entry.logins, entry.writes)
 
     @classmethod
-    def provider_url(cls, options: Mapping[str, Any]) -> str | None:
+    def provider_url(cls, options: Mapping[str, Any], model: str | None) -> str | None:
         """The agent's own default, where it has one that it can be moved from."""
         own = {name: value for name, value in options.items() if name in AcpOptions.__struct_fields__}
-        return msgspec.convert(own, AcpOptions).resolve().default_url
+        entry = msgspec.convert(own, AcpOptions).resolve()
+        # These can be moved only with a model of a name; without one the agent's own default stays.
+        return None if entry.moves_with_model and model is None else entry.default_url
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,8 @@ from acp_kit import Log, make_session
 
 import pytest_ageval
 from ageval_boxes.local import LocalBox
-from ageval_executors.acp.entries import ENTRIES
+from ageval_executors.acp import AcpExecutor
+from ageval_executors.acp.entries import ENTRIES, Target
 from ageval_executors.acp.install import Runtime
 from ageval_executors.acp.launch import DUMMY_KEY, Launch, build_launch, is_loopback
 from ageval_executors.acp.options import AcpOptions
@@ -257,3 +258,26 @@ def test_gemini_signs_in_with_the_login() -> None:
 
     settings = json.loads(found.files["/attempt/home/.gemini/settings.json"])
     assert settings["security"]["auth"]["selectedType"] == "oauth-personal"
+
+
+@pytest.mark.parametrize("entry", sorted(ENTRIES))
+@pytest.mark.parametrize("model", [None, "m-1"])
+def test_an_agent_is_moved_from_its_own_address_only_where_it_still_starts(
+    entry: str, model: str | None
+) -> None:
+    url = AcpExecutor.provider_url({"entry": entry}, model)
+    if url is not None:
+        # What the model gateway does.
+        assert ENTRIES[entry].configure(
+            Target(
+                model=model,
+                effort=None,
+                base_url="http://127.0.0.1:9/s/t/v1",
+                api_key="k",
+                key_name="K",
+                permission="allow",
+                home="/h",
+            )
+        )
+    elif model is not None:
+        assert ENTRIES[entry].default_url is None

@@ -87,6 +87,8 @@ class Entry:
     key_env: str | None = None
     #: Where the agent goes without ``base_url``.
     default_url: str | None = None
+    #: With ``base_url`` a model must be named, though the agent has one of its own.
+    moves_with_model: bool = False
     configure: Callable[[Target], Setup] = lambda target: Setup()
     #: Directories to put in front of PATH.
     path: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ GROK = Entry(
     finish=_UNPACK,
     key_env="XAI_API_KEY",
     default_url="https://api.x.ai/v1",
+    moves_with_model=True,
     configure=_grok,
     usage=UsageRule("turn", input_has_cache=True, output_has_thought=True),
     effort_at_start=True,

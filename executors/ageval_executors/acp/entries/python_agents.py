@@ -99,6 +99,7 @@ VIBE = Entry(
     argv=(*PYTHON, "{runtime}/bin/vibe-acp"),
     key_env="MISTRAL_API_KEY",
     default_url="https://api.mistral.ai/v1",
+    moves_with_model=True,
     configure=_vibe,
     usage=UsageRule("session", input_has_cache=True, output_has_thought=True),
     quiet_mode="auto-approve",
