@@ -35,6 +35,7 @@ EXTRAS = {
     "ssh": "paramiko",
     "e2b": "e2b",
     "daytona": "daytona",
+    "miniswe": "mini-swe-agent",
     "html": "pytest-html",
     "otel": "opentelemetry-sdk",
     "prices": "genai-prices",

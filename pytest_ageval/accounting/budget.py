@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ageval.report.numbers import dollars
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,7 +73,7 @@ class Spent:
     def words(self, limit: str, budget: Budget) -> str:
         """``$1.02 of $1.00`` or ``10500 of 10000 tokens``."""
         if limit == "max_cost":
-            return f"${self.cost_usd:.4f} of ${budget.max_cost_usd:.4f}"
+            return f"{dollars(self.cost_usd)} of {dollars(budget.max_cost_usd or 0.0)}"
         return f"{self.tokens} of {budget.max_tokens} tokens"
 
 

@@ -86,6 +86,8 @@ def _explain(
     expected = _type_at(inspect.type_info(kind), tokens)
     name = ".".join(map(str, tokens)) or "the document"
     pointer = at + join_pointer(*tokens)
+    if error.__cause__ is not None:  # the type's own check of its fields: a sentence already
+        return source.error(code, what, pointer)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         known = _field_names(expected)
         return source.error(

@@ -77,12 +77,13 @@ def bind_auth(
 ) -> Auth:
     """How a role's agent signs in. Raises ConfigError ``agent_auth``.
 
-    ``--agent-auth keyless`` is for agents in the box; a model that is called from the host keeps its key.
+    ``--agent-auth keyless`` is for agents in the box; a model that is called from the host keeps its key,
+    and an executor that calls none has nowhere to sign in.
     """
     auth: Auth = profile.auth or "env"
     if job.auth == "env":
         auth = "env"
-    elif job.auth == "keyless" and auth == "env" and cls.requires_box:
+    elif job.auth == "keyless" and auth == "env" and cls.calls_from_box():
         auth = "keyless"
     if auth == "env":
         return auth

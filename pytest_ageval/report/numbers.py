@@ -75,9 +75,14 @@ def count(value: float | None) -> str:
     return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
 
 
+def dollars(value: float) -> str:
+    """US dollars with four decimals, and with more where these would show nothing."""
+    return f"${value:.4f}" if value == 0 or value >= 0.0001 else f"${value:.9f}".rstrip("0")
+
+
 def cost(value: float | None) -> str:
     """US dollars."""
-    return "-" if value is None else f"${value:.4f}" if value < 0.1 else f"${value:.2f}"
+    return "-" if value is None else dollars(value) if value < 0.1 else f"${value:.2f}"
 
 
 def seconds(value: float | None) -> str:

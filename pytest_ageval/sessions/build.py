@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.context import as_ageval_error
 from pytest_ageval.config.bindings import SERVICE_OPTIONS
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import ActivityScope, Event, Executor, McpServer, Session, Solution
@@ -45,7 +46,11 @@ def session_for(
     binding = attempt.locked.bindings[role]
 
     async def ask(request: Mapping[str, Any]) -> str | None:
-        answer = await attempt.slot("permission", dict(request))
+        try:
+            answer = await attempt.slot("permission", dict(request))
+        except Exception as error:  # the hook's; the agent gets no answer, so its work says nothing of it
+            attempt.fail(as_ageval_error(error, attempt.phase))
+            raise
         return None if answer is None else str(answer)
 
     if link is not None and link.route is not None:

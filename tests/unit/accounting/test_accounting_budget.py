@@ -62,6 +62,10 @@ def test_a_budget_is_used_up_when_it_is_reached(tmp_path):
     assert book.exhausted() == ("max_cost", "$1.1000 of $1.0000")
 
 
+def test_a_budget_that_is_small_is_not_shown_as_nothing():
+    assert Spent(cost_usd=0.0032).words("max_cost", Budget(max_cost_usd=0.000001)) == "$0.0032 of $0.000001"
+
+
 # -- calls -----------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from config_helpers import DataSet
 
 from pytest_ageval.config.locked import Binding
 from pytest_ageval.errors import ConfigError
+from pytest_ageval.registry import Registry
 
 ROLE = "agent_profiles: [{id: solver}]\n"
 
@@ -277,6 +278,14 @@ def test_a_model_called_from_the_host_keeps_its_key(ds: DataSet, monkeypatch: py
     ds.task(ROLE)
     ds.profiles("environment: yard\nagent_profiles: {solver: {executor: parrot, model: {id: m}}}\n")
     assert bound(ds, auth="keyless").auth == "env"
+
+
+@pytest.mark.parametrize("executor", ["oracle", "nop"])
+def test_an_executor_that_calls_no_model_has_nowhere_to_sign_in(ds: DataSet, executor: str) -> None:
+    ds.registry = Registry()
+    ds.task(ROLE)
+    ds.profiles("environment: local\nagent_profiles: {}\n")
+    assert bound(ds, agents=(executor,), auth="keyless").auth == "env"
 
 
 # -- permission ------------------------------------------------------------------------------------

@@ -87,6 +87,15 @@ def test_a_parameter_that_is_not_passed_on_is_refused(real: DataSet, executor: s
     assert (caught.value.code, "it passes: max" in str(caught.value)) == ("model_config", True)
 
 
+def test_options_that_contradict_each_other_are_told_in_one_sentence(real: DataSet) -> None:
+    real.task("agent_profiles: [{id: solver}]\n")
+    real.profiles("environment: local\nagent_profiles: {solver: {executor: acp}}\n")
+    with pytest.raises(ConfigError) as caught:
+        real.lock()
+    assert caught.value.code == "invalid_schema"
+    assert caught.value.message == "options of acp: exactly one of entry and command is needed"
+
+
 @pytest.mark.parametrize("executor", ["oracle", "nop"])
 def test_an_executor_that_calls_no_model_takes_none(real: DataSet, executor: str) -> None:
     with pytest.raises(ConfigError) as caught:

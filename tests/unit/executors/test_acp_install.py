@@ -264,6 +264,16 @@ def test_a_python_out_of_range_is_refused(tmp_path: Path) -> None:
     assert "needs Python >= 4.0 and < 4.1" in caught.value.message
 
 
+def test_a_python_that_is_missing_is_not_mended_with_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    reason, remedy = (AcpExecutor.check({"entry": "vibe"}) or "").splitlines()
+    assert "vibe needs Python >= 3.12" in reason
+    assert remedy == "uv python install 3.12, or the system's package python3.12"
+
+
 def test_the_last_step_of_an_npm_install(tmp_path: Path) -> None:
     node = toolchain(tmp_path)
     node.write_text('#!/bin/sh\ncase "$1" in -e) echo "$2" > finished;; *) echo v24.1.0;; esac\n')
