@@ -157,6 +157,8 @@ def sleeping(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[st
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @pytest.mark.parametrize(

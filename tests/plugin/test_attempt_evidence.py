@@ -254,6 +254,7 @@ def test_the_steps_are_logged_before_their_effect(demo, key):
     assert steps[0] == ("phase", "in_flight")
     order = [
         ("attempt", "completed"),
+        ("attempt", "completed"),  # once more, with the handle of the box
         ("session", "completed"),
         ("invoke", "in_flight"),
         ("model_turn", "in_flight"),
@@ -261,6 +262,9 @@ def test_the_steps_are_logged_before_their_effect(demo, key):
         ("invoke", "completed"),
     ]
     assert [step for step in steps if step[0] in {"attempt", "session", "invoke", "model_turn"}] == order
+    handles = [row["payload"]["environment_handle"] for row in rows if row["kind"] == "attempt"]
+    assert handles[0] is None
+    assert handles[1]["kind"] == "local"
 
 
 def test_every_process_runs_without_the_callers_environment(demo, monkeypatch):
