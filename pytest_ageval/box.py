@@ -346,6 +346,14 @@ def cache_root() -> Path:
     return Path(base) / "pytest-ageval"
 
 
+def system_script(script: str, *arguments: str) -> list[str]:
+    """A shell script of ours as a command in a box, with `arguments` as ``$1`` and on.
+
+    It runs the system's programs, not those that an agent has put in front of them on ``PATH``.
+    """
+    return ["/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}", "sh", *arguments]
+
+
 def check_path(path: str) -> PurePosixPath:
     """`path` if it is absolute, below /attempt and without ``..``. Raises BoxError."""
     found = PurePosixPath(path)

@@ -141,7 +141,7 @@ def test_limits_users_networks_and_health(tasks: Tasks) -> None:
     )  # fmt: skip
     tasks.write("no-such-user", "true", 'agent = {user = "nosuch"}')
     tasks.write(
-        "no-network", "ip=$(getent hosts deb.debian.org); [ -z \"$ip\" ] && ls /sys/class/net > answer",
+        "no-network", '[ -z "$(tail -n +2 /proc/net/route)" ] && ls /sys/class/net > answer',
         '[environment]\nnetwork_mode = "no-network"',
         **{"tests/test.sh": '[ "$(cat /app/answer)" = lo ] && echo 1 > /logs/verifier/reward.txt\n'},
     )  # fmt: skip
@@ -259,7 +259,11 @@ def test_a_real_agent_without_a_network_reaches_its_model_and_nothing_else(tasks
     for name, mode in (("closed", "no-network"), ("open", "public")):
         tasks.write(name, "Write 42.", f'[environment]\nnetwork_mode = "{mode}"')
     script = [
-        Shell("echo 42 > answer; pwd > where; env > env; timeout 1 getent hosts deb.debian.org > out"),
+        # A name that is known outside: of the archive that the image was made from.
+        Shell(
+            "echo 42 > answer; pwd > where; env > env; "
+            "timeout 1 getent hosts $(grep -ohP '//\\K[^/ ]+' /etc/apt/sources.list | head -1) > out"
+        ),
         Text("Done."),
     ]
     grade = GRADE + "cat /app/where; [ ! -s /app/out ] && echo closed; cat /app/env\n"

@@ -15,7 +15,7 @@ from ageval_boxes.docker_box._engine import Engine, call
 from ageval_boxes.docker_box._options import USER
 from ageval_boxes.docker_box._stream import ExecStream
 from ageval_boxes.docker_box._transport import ExecTransport
-from pytest_ageval.box import TIMEOUT_EXIT, BoundedStream, ExecResult
+from pytest_ageval.box import TIMEOUT_EXIT, BoundedStream, ExecResult, system_script
 from pytest_ageval.errors import BoxError
 
 #: Seconds between TERM and KILL when the time of a command is up.
@@ -149,7 +149,7 @@ class Commands:
     async def oom_kills(self) -> int:
         """How many processes the kernel has ended in this container for want of memory."""
         try:
-            found = await self._as_root(_sweep.trusted(_OOM))
+            found = await self._as_root(system_script(_OOM))
         except BoxError as error:
             if error.title == "environment_gone":
                 return self._ooms
@@ -242,7 +242,7 @@ class Commands:
 
     async def make_room(self, path: PurePosixPath, owner: tuple[int, int]) -> None:
         """Remove `path` and make the directory that is to hold it."""
-        argv = _sweep.trusted(_ROOM, str(path), str(path.parent), f"{owner[0]}:{owner[1]}")
+        argv = system_script(_ROOM, str(path), str(path.parent), f"{owner[0]}:{owner[1]}")
         done = await self.run(argv, cwd=None, user="0:0", timeout=60)
         if not done.ok:
             raise BoxError("environment_upload_failed", done.stderr.strip() or f"{path} cannot be replaced")

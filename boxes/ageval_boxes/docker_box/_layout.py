@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ageval_boxes.docker_box._commands import Commands
 from ageval_boxes.docker_box._engine import Engine, call
-from ageval_boxes.docker_box._sweep import trusted
-from pytest_ageval.box import ARTIFACTS, HOME, ROOT, WORKSPACE
+from pytest_ageval.box import ARTIFACTS, HOME, ROOT, WORKSPACE, system_script
 from pytest_ageval.errors import BoxError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ async def prepare(
     if workdir.startswith(ROOT):
         raise BoxError("environment_options_invalid", f"workdir {workdir}: {ROOT} is the box's own")
     root = Commands(engine, container, "0:0", {})
-    found = await root.run(trusted("id -u && id -g"), cwd=None, user=user, timeout=60)
+    found = await root.run(system_script("id -u && id -g"), cwd=None, user=user, timeout=60)
     ids = found.stdout.split()
     if not found.ok or len(ids) != 2 or not all(word.isdigit() for word in ids):
         raise BoxError(
@@ -38,7 +37,7 @@ async def prepare(
             f"user {user!r}: {image} has no such user: {(found.stderr or found.stdout).strip()[:200]}",
         )
     uid, gid = int(ids[0]), int(ids[1])
-    link = trusted(_LINK, workdir, WORKSPACE, HOME, ARTIFACTS, f"{uid}:{gid}")
+    link = system_script(_LINK, workdir, WORKSPACE, HOME, ARTIFACTS, f"{uid}:{gid}")
     made = await root.run(link, cwd=None, timeout=60)
     if not made.ok:
         raise BoxError("environment_start_failed", f"{image}: {made.stderr.strip()[:300]}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_ageval.box import system_script
+
 #: Finds processes by the cookie in their environment, by descent and by session; without a cookie,
 #: everything but the container's first two processes (its init, and what keeps it open). With "keep",
 #: only what still descends from a command: not what has detached itself.
@@ -88,16 +90,9 @@ echo E
 """
 
 
-def trusted(script: str, *arguments: str) -> list[str]:
-    """A script of ours as a command: with the system's programs, not with those that an agent has put
-    in front of them.
-    """
-    return ["/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}", "sh", *arguments]
-
-
 def arguments(cookie: str, grace: float, *, keep: bool = False) -> list[str]:
     """The command that ends the processes of `cookie` ("": all), TERM first for `grace` seconds."""
-    return trusted(SCRIPT, cookie, str(round(grace * 20)), "keep" if keep else "")
+    return system_script(SCRIPT, cookie, str(round(grace * 20)), "keep" if keep else "")
 
 
 def parse(output: str) -> tuple[list[str], int]:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.harvest import ABSENT, accept
 from pytest_ageval.box import WORKSPACE, Box
-from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, HarborArtifact
+from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, MAIN, HarborArtifact
 from pytest_ageval.errors import BoxError
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
     from pytest_ageval.config.harbor.document import HarborStep
-
-MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
-from pytest_ageval.box import WORKSPACE, Box, ExecResult
+from pytest_ageval.box import WORKSPACE, Box, ExecResult, system_script
 from pytest_ageval.config.harbor.box import verifier_options
-from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, TESTS, VERIFIER_LOGS
+from pytest_ageval.config.harbor.document import AGENT_LOGS, ARTIFACTS, MAIN, TESTS, VERIFIER_LOGS
 from pytest_ageval.config.harbor.templates import resolve
 from pytest_ageval.errors import AgevalError, EvaluatorError
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Seconds for the small commands around the verifier.
 PATIENCE = 120.0
-#: The container of the task itself, where a path may be any absolute one.
-MAIN = "main"
 
 #: Empties the directories of the verifier and makes them anew, for its user. What cannot be removed, or is
 #: there again, is told by exit code 3.
@@ -62,8 +60,7 @@ else echo absent; fi
 
 async def as_root(box: Box, script: str, *arguments: str) -> ExecResult:
     """Run a script of ours with the system's programs, not with those that an agent put before them."""
-    command = ["/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}", "sh", *arguments]
-    return await box.exec(command, user="root", timeout=PATIENCE)
+    return await box.exec(system_script(script, *arguments), user="root", timeout=PATIENCE)
 
 
 async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.config.check import Source
+from pytest_ageval.config.harbor.document import MAIN
 from pytest_ageval.config.yamlio import read_text
 from pytest_ageval.errors import ConfigError
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-MAIN = "main"
 #: What ``main`` may say. Of the image there is only the task's own; the command keeps the box open anyway.
 _TAKEN = frozenset(
     {"build", "image", "command", "depends_on", "environment", "labels", "init", "pull_policy"}

@@ -16,6 +16,9 @@ ARTIFACTS = "/logs/artifacts"
 TESTS = "/tests"
 SOLUTION = "/solution"
 
+#: The service that is the task's own container, in which a path may be any absolute one.
+MAIN = "main"
+
 
 @dataclass(frozen=True, slots=True)
 class HarborArtifact:
@@ -32,7 +35,7 @@ class HarborCollect:
     """A command that runs in a service before the artifacts are taken."""
 
     command: str
-    service: str = "main"
+    service: str = MAIN
     timeout_sec: float = 60.0
     user: str | None = None
 
