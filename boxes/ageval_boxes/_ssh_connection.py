@@ -79,6 +79,11 @@ class _Connection:
     again: float = 0.0
 
 
+#: What paramiko raises from a channel whose connection has just broken: its own thread may not know yet,
+#: and then it is the acknowledgement of what was read, or the data to be sent, that finds no way out.
+BROKEN = (OSError, EOFError)
+
+
 def lost(address: Address, why: object) -> BoxError:
     """The error of a dropped connection."""
     return BoxError("environment_connection_lost", f"the connection to {address} was lost: {why}")
@@ -173,6 +178,10 @@ class Host:
         transport = channel.get_transport()
         return bool(transport.is_active())
 
+    def abandon(self, channel: Channel) -> None:
+        """The connection of `channel` is broken, whether or not paramiko has noticed: never use it again."""
+        channel.get_transport().close()
+
     def transport(self) -> Transport:
         """A connection that stands, made if there is none. Raises BoxError."""
         connection = self._claim(True, time.monotonic() + self.address.connect_timeout)
@@ -265,14 +274,14 @@ class Host:
             try:
                 if feed is not None:
                     # The script may end early; its exit code then says why.
-                    with contextlib.suppress(BrokenPipeError, socket.error):
+                    with contextlib.suppress(OSError):
                         feed(channel)
                 channel.shutdown_write()
                 if take is None:
                     _drain(channel.recv, output)
                 else:
                     take(channel)
-            except (EOFError, OSError) as error:
+            except BROKEN as error:
                 # `take` also fails for reasons of this machine, such as a full disk.
                 if isinstance(error, EOFError | TimeoutError) or not self.alive(channel):
                     raise lost(self.address, error) from error
@@ -289,7 +298,7 @@ class Host:
 
 
 def _drain(recv: Callable[[int], bytes], into: BoundedStream) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*BROKEN):
         while data := recv(_PIECE):
             into.feed(data)
 

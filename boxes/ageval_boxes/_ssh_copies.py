@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ageval_boxes._files import Budget
-from ageval_boxes._ssh_connection import Done, Host, lost
+from ageval_boxes._ssh_connection import BROKEN, Done, Host, lost
 from ageval_boxes._ssh_scripts import (
     DOWNLOAD,
     DOWNLOAD_DIGEST,
@@ -93,7 +93,7 @@ class _Writer:
             self._sent.update(data)
             try:
                 self._channel.sendall(data)
-            except OSError as error:
+            except BROKEN as error:
                 raise _Gone(str(error)) from error
         return size
 
@@ -220,13 +220,16 @@ class _Reader:
 
     def read(self, size: int) -> bytes:
         while True:
+            broken = False
             try:
                 data: bytes = self._channel.recv(size)
             except TimeoutError:
                 raise
-            except OSError:
-                data = b""
-            if not data and not self._at.alive(self._channel) and not self._whole:
+            except BROKEN:
+                # What was read is lost with its acknowledgement; it is asked for again.
+                data, broken = b"", True
+                self._at.abandon(self._channel)
+            if broken or (not data and not self._at.alive(self._channel) and not self._whole):
                 self._resume()
                 continue
             self.total += len(data)
@@ -248,7 +251,10 @@ class _Reader:
         channel.shutdown_write()
         line = bytearray()
         while not line.endswith(b"\n"):
-            piece = channel.recv(1)
+            try:
+                piece = channel.recv(1)
+            except EOFError:
+                piece = b""
             if not piece:
                 raise lost(self._at.address, "in the middle of a copy")
             line += piece

@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from ageval_boxes._ssh_connection import Host, start_thread
+from ageval_boxes._ssh_connection import BROKEN, Host, start_thread
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
@@ -66,7 +66,7 @@ def _connect(channel: Channel, port: int | None) -> None:
             local.settimeout(None)
             back = threading.Thread(target=_back, args=(local, channel), name="ageval-ssh", daemon=True)
             back.start()
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(*BROKEN):
                 while data := channel.recv(_PIECE):
                     local.sendall(data)
             with contextlib.suppress(OSError):
@@ -81,8 +81,8 @@ def _connect(channel: Channel, port: int | None) -> None:
 
 
 def _back(local: socket.socket, channel: Channel) -> None:
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*BROKEN):
         while data := local.recv(_PIECE):
             channel.sendall(data)
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*BROKEN):
         channel.shutdown_write()

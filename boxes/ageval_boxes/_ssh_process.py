@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from ageval_boxes._processes import DRAIN
-from ageval_boxes._ssh_connection import Host, in_thread, lost, start_thread
+from ageval_boxes._ssh_connection import BROKEN, Host, in_thread, lost, start_thread
 from ageval_boxes._stdio import Backlog
 from pytest_ageval.errors import BoxError
 
@@ -52,7 +52,10 @@ class _Stream(threading.Event):
         while True:
             self._news.clear()
             if self._ready() or self._channel.eof_received or self._channel.closed:
-                return self._recv(_CHUNK)
+                try:
+                    return self._recv(_CHUNK)
+                except BROKEN:
+                    return b""  # the exit code says that the connection is lost
             await self._news.wait()
 
 
@@ -219,7 +222,7 @@ class SshTransport:
             if not sending.done():
                 raise BrokenPipeError("the process is gone")
             sending.result()
-        except OSError as error:
+        except BROKEN as error:
             raise BrokenPipeError(str(error) or "the channel is closed") from error
         finally:
             sending.cancel()
@@ -230,7 +233,7 @@ class SshTransport:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(*BROKEN):
             await in_thread(self.process.channel.shutdown_write)
 
     async def wait(self, timeout: float | None = None) -> int | None:

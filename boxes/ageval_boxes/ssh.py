@@ -32,7 +32,7 @@ from ageval_boxes import _ssh_leftovers as leftovers
 from ageval_boxes._files import DOWNLOAD_BYTES, DOWNLOAD_FILES, Budget, remove_tree
 from ageval_boxes._leftovers import MARKER
 from ageval_boxes._processes import COOKIE
-from ageval_boxes._ssh_connection import Address, Host, host, in_thread, lost, start_thread
+from ageval_boxes._ssh_connection import BROKEN, Address, Host, host, in_thread, lost, start_thread
 from ageval_boxes._ssh_copies import get, put
 from ageval_boxes._ssh_forward import forwarded
 from ageval_boxes._ssh_place import LIMITS, Place, find_container, open_container, open_directory
@@ -295,7 +295,7 @@ class SshBox(Box):
 
         def feed() -> None:
             # A command need not read what it is given.
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(*BROKEN):
                 channel.sendall(line)
                 if stdin is not None:
                     channel.sendall(stdin)

@@ -109,6 +109,33 @@ def test_a_download_goes_on_where_it_was(box: SshBox, wire: Proxy, tree: Path, t
     drive(box, body)
 
 
+def test_a_download_whose_acknowledgement_finds_no_way_out_goes_on(
+    box: SshBox, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paramiko raises EOFError from `recv`, what was read is gone, and the connection passes for alive."""
+    import paramiko
+
+    receive, come, broken = paramiko.Channel.recv, 0, 0
+
+    def recv(channel: paramiko.Channel, size: int) -> bytes:
+        nonlocal come, broken
+        data = receive(channel, size)
+        come += len(data)
+        if come > SIZE // 2 and not broken:
+            broken = len(data)
+            raise EOFError
+        return data
+
+    async def body() -> None:
+        shutil.copytree(tree, box.visible_path(f"{WORKSPACE}/x"), symlinks=True)
+        monkeypatch.setattr(paramiko.Channel, "recv", recv)
+        await box.download(f"{WORKSPACE}/x", tmp_path / "back")
+        assert broken, "it was broken"
+        assert same(tmp_path / "back", tree)
+
+    drive(box, body)
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_second_cut_is_an_error(box: SshBox, wire: Proxy, tree: Path, tmp_path: Path, way: str) -> None:
     """Nothing is replaced, nothing stays, and the box goes on."""
