@@ -14,7 +14,7 @@ import os
 import re
 import types
 import unicodedata
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -97,15 +97,21 @@ def task_file(directory: Path) -> Path:
 
 def dataset_of(directory: Path) -> Path | None:
     """The root of the data set in whose tasks root `directory` lies directly."""
-    return _dataset_with_tasks_in(directory.parent)
+    return dataset_with_tasks_in(directory.parent)
 
 
 @cache
-def _dataset_with_tasks_in(parent: Path) -> Path | None:
-    for root in (parent, *parent.parents):
-        if (root / "ageval.yaml").is_file():
-            return root if _tasks_root(root) == parent else None
-    return None
+def dataset_with_tasks_in(parent: Path) -> Path | None:
+    """The root of the data set whose tasks root is `parent`."""
+    root = _closest_dataset(parent)
+    return root if root is not None and _tasks_root(root) == parent else None
+
+
+@cache
+def _closest_dataset(path: Path) -> Path | None:
+    if (path / "ageval.yaml").is_file():
+        return path
+    return None if path == path.parent else _closest_dataset(path.parent)
 
 
 def _tasks_root(root: Path) -> Path:
@@ -225,7 +231,7 @@ class TaskFile(_OfDataset, pytest.Module):
     #: The parsed task.
     task: TaskDocument
 
-    @property
+    @cached_property
     def task_id(self) -> str:
         """The directory's name, in the Unicode form in which ids are compared (NFC)."""
         return unicodedata.normalize("NFC", self.path.parent.name)
@@ -238,14 +244,19 @@ class TaskFile(_OfDataset, pytest.Module):
         return Job.of(self.config)
 
     def _getobj(self) -> types.ModuleType:
+        function = self._function()
+        module = types.ModuleType(function.__module__)
+        setattr(module, function.__name__, function)
+        return module
+
+    def _function(self) -> types.FunctionType:
+        """`run_attempt` under the name of the task."""
         name = safe(self.task_id)
         function = types.FunctionType(run_attempt.__code__, run_attempt.__globals__, name)
         function.__doc__ = None
         # Collected whatever `python_functions` says.
         function.__test__ = True  # type: ignore[attr-defined]
-        module = types.ModuleType(function.__module__)
-        setattr(module, name, function)
-        return module
+        return function
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         """The items of the task, or one that reports what is wrong with it.
@@ -259,34 +270,56 @@ class TaskFile(_OfDataset, pytest.Module):
         try:
             if not self._dataset_is_good():
                 return
-            self.task = self._load()
-            self.job.roles.update(self.task.roles)
         except ConfigError as error:
             yield self._broken(error)
             return
+        yield from self.items()
+
+    def items(self, shape: Sequence[pytest.Function] | None = None) -> Iterator[pytest.Item]:
+        """The items of the task, or one that reports what is wrong with it.
+
+        `shape` are the functions that pytest made for another task of the same directory: if nothing but the
+        session decides how a task is parametrized, then all tasks are parametrized alike.
+        """
+        try:
+            self.task = self._load()
+        except ConfigError as error:
+            yield self._broken(error)
+            return
+        self.job.roles.update(self.task.roles)
         self._mark()
-        for found in cast("list[pytest.Function]", super().collect()):
-            yield TaskItem.from_parent(
-                self,
-                name=found.name,
-                originalname=found.originalname,
-                callobj=found.obj,
-                callspec=found.callspec,
-                keywords={found.callspec.id: True},
-            )
+        function = None if shape is None else self._function()
+        for found in self.functions() if shape is None else shape:
+            yield self._item(found, found.obj if function is None else function)
+
+    def functions(self) -> list[pytest.Function]:
+        """What pytest makes of the module: one function for each agent, box and attempt."""
+        return cast("list[pytest.Function]", super().collect())
+
+    def _item(self, found: pytest.Function, function: Any) -> TaskItem:
+        name = function.__name__
+        item: TaskItem = TaskItem.from_parent(
+            self,
+            name=f"{name}[{found.callspec.id}]",
+            originalname=name,
+            callobj=function,
+            callspec=found.callspec,
+            # pytest has no other way to say that it is the same; without it, it is found out again.
+            fixtureinfo=getattr(found, "_fixtureinfo", None),
+            keywords={found.callspec.id: True},
+        )
+        item.add_marker(self._mark_of(item.variant))
+        return item
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         """Give the function of this task its variants."""
         metafunc.parametrize(
             "ageval_variant",
-            [
-                pytest.param(variant, id=variant.id, marks=self._mark_of(variant))
-                for variant in self.job.variants
-            ],
+            [pytest.param(variant, id=variant.id) for variant in self.job.variants],
             indirect=True,
         )
 
-    @property
+    @cached_property
     def root(self) -> Path | None:
         """The data set's root, if there is one."""
         from pytest_ageval.config import find_dataset_root
@@ -332,11 +365,13 @@ class TaskFile(_OfDataset, pytest.Module):
 
     def _broken(self, error: ConfigError) -> BrokenTask:
         item: BrokenTask = BrokenTask.from_parent(self, name=safe(self.task_id), error=error)
-        named = {"task": self.task_id, "dataset": self._dataset_id()}
+        named = {"task": self.task_id, "dataset": self.dataset_id}
         item.add_marker(pytest.mark.ageval(**{k: v for k, v in named.items() if v}))
         return item
 
-    def _dataset_id(self) -> str | None:
+    @cached_property
+    def dataset_id(self) -> str | None:
+        """The data set's id, if it can be read."""
         root = self.root
         try:
             return None if root is None else self.job.dataset(root).dataset_id
@@ -357,7 +392,7 @@ class TaskFile(_OfDataset, pytest.Module):
     def _mark_of(self, variant: Variant) -> pytest.MarkDecorator:
         named = {
             "task": self.task_id,
-            "dataset": self._dataset_id(),
+            "dataset": self.dataset_id,
             "agent": variant.agent,
             "model": variant.model,
             "box": variant.box,
@@ -440,7 +475,8 @@ def forget(config: pytest.Config) -> None:
             return "auto"
 
     _harbor = mode
-    _dataset_with_tasks_in.cache_clear()
+    dataset_with_tasks_in.cache_clear()
+    _closest_dataset.cache_clear()
 
 
 def safe(text: str) -> str:

@@ -97,9 +97,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A task directory is one task; nothing below it is looked at."""
+    """A task directory is one task, whole; the directory with the tasks of a data set is one collector."""
     if collection.is_task_directory(path):
         return collection.task_collector(parent, path)
+    if collection.dataset_with_tasks_in(path) is not None:
+        from pytest_ageval.tasks_root import TasksRoot
+
+        return TasksRoot.from_parent(parent, path=path)
     return None
 
 

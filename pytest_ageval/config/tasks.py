@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_ageval.box import CAPABILITIES
 from pytest_ageval.config.check import Source, check_format, convert
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
     from pytest_ageval.config.harbor.document import HarborTask
 
+T = TypeVar("T")
+
 TASK_FILE = "task.yaml"
 RUN_FILE = "run.py"
 EVALUATOR_FILE = "evaluator.py"
@@ -63,6 +66,8 @@ _SHIPPED = {
     "solution_dir": "solution",
 }
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: An id that nothing is wrong with: almost all are.
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _ID_RULE = "an id is the directory's name: no '/', '::', '[', ']', control or direction characters"
 
 
@@ -118,6 +123,13 @@ class TaskDocument:
 
 
 _tasks: dict[Path, tuple[Signature, TaskDocument]] = {}
+_shared: dict[Any, Any] = {}
+
+
+def _same(value: T) -> T:
+    """The first object that is equal to `value`: the tasks of a data set say mostly the same."""
+    found: T = _shared.setdefault(value, value)
+    return found
 
 
 def load_task(path: Path) -> TaskDocument:
@@ -138,6 +150,16 @@ def load_task(path: Path) -> TaskDocument:
     return task
 
 
+def readings() -> dict[Path, tuple[Signature, TaskDocument]]:
+    """What was read so far, by the file's path."""
+    return dict(_tasks)
+
+
+def adopt(found: Mapping[Path, tuple[Signature, TaskDocument]]) -> None:
+    """Take over what another process has read; a file that changes is read again as ever."""
+    _tasks.update(found)
+
+
 def _read(path: Path) -> TaskDocument:
     source = Source(path)
     data = load_yaml(path)
@@ -145,19 +167,19 @@ def _read(path: Path) -> TaskDocument:
     _refuse_retired(data, source)
     file = convert(_whole_limits(data, source), TaskFile, source)
     check_task_id(file.task_id, path.parent, source)
-    artifacts = _artifacts(file, source)
+    artifacts = _same(_artifacts(file, source))
     task = TaskDocument(
-        format=file.format,
+        format=TASK_FORMAT,
         task_id=unicodedata.normalize("NFC", file.task_id),
         path=path,
         root=path.parent,
         description=file.description or "",
-        tags=tuple(file.tags or ()),
+        tags=_same(tuple(file.tags or ())),
         parameters=file.parameters or {},
-        roles=_roles(file, source),
-        requires=_requires(file, source),
-        limits=_limits(file.limits),
-        limits_set=frozenset(plain(file.limits) if file.limits else ()),
+        roles=_same(_roles(file, source)),
+        requires=_same(_requires(file, source)),
+        limits=_same(_limits(file.limits)),
+        limits_set=_same(frozenset(plain(file.limits) if file.limits else ())),
         artifacts=artifacts,
         evaluation=_evaluation(file.evaluation, artifacts, source),
         provenance=check_provenance(file.provenance, source),
@@ -216,6 +238,9 @@ def _whole_limits(data: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def check_task_id(task_id: str, directory: Path, source: Source) -> None:
     """ConfigError unless `task_id` can be an id and is the name of `directory` (after NFC)."""
+    name = directory.name or directory.absolute().name  # "." has none
+    if _PLAIN_ID.fullmatch(task_id) and task_id == name and task_id not in (".", ".."):
+        return
     bad = next(
         (c for c in task_id if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None
     ) or _BIDI.search(task_id)
@@ -348,7 +373,7 @@ def _evaluation(table: EvaluationTable | None, artifacts: tuple[Artifact, ...], 
         inputs.append(EvaluationInput(row.artifact, where, row.target))
     return Evaluation(
         entrypoint=table.entrypoint,
-        inputs=tuple(inputs),
+        inputs=_same(tuple(inputs)),
         docker_image=table.docker_image,
         environments=_scoring_boxes(table, source),
         collect=tuple(
@@ -401,12 +426,21 @@ def _scoring_boxes(table: EvaluationTable, source: Source) -> dict[str, ScoringB
 def _check_scripts(task: TaskDocument) -> None:
     """run.py and evaluator.py may come and go while task.yaml stays, so they are looked for each time."""
     module = task.evaluation.entrypoint.partition(":")[0].replace(".", "/")
-    for name, why in (
-        (RUN_FILE, "it is what the run phase runs"),
-        (EVALUATOR_FILE, "only an evaluator can decide a task"),
-        (f"{module}.py", "evaluation.entrypoint names it"),
-    ):
-        if not (task.root / name).is_file() and not (
-            name != RUN_FILE and (task.root / module / "__init__.py").is_file()
+    root = os.fspath(task.root)
+    wanted = {
+        RUN_FILE: "it is what the run phase runs",
+        EVALUATOR_FILE: "only an evaluator can decide a task",
+    }
+    wanted.setdefault(f"{module}.py", "evaluation.entrypoint names it")
+    for name, why in wanted.items():
+        if not _is_file(f"{root}/{name}") and not (
+            name != RUN_FILE and _is_file(f"{root}/{module}/__init__.py")
         ):
             raise ConfigError("missing_reference", f"{name} is missing: {why}", file=task.source.shown)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - of ten thousand tasks the detour is seen
+    except (OSError, ValueError):
+        return False

@@ -14,6 +14,7 @@ are text. Keys of mappings are always the text that is written.
 from __future__ import annotations
 
 import math
+import os
 import re
 import stat
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from pytest_ageval.config.where import display, split_pointer
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -96,25 +98,37 @@ def load_yaml(path: Path) -> dict[str, Any]:
     Raises ConfigError ``unreadable_file``, ``file_too_large``, ``invalid_encoding`` or ``invalid_yaml``,
     with file and line.
     """
-    return parse_yaml(read_text(path), display(path))
+    return parse_yaml(read_text(path), path)
 
 
 def read_text(path: Path) -> str:
     """The text of a regular file of at most `SIZE_LIMIT` bytes, without a byte order mark."""
-    shown = display(path)
+    name = os.fspath(path)
     try:
-        status = path.stat()
+        status = os.stat(name)  # noqa: PTH116 - of ten thousand files the detour is seen
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError("unreadable_file", "not a regular file", file=shown)
+            raise ConfigError("unreadable_file", "not a regular file", file=display(path))
         if status.st_size > SIZE_LIMIT:
-            raise _too_large(status.st_size, shown)
-        with path.open("rb") as stream:
-            data = stream.read(SIZE_LIMIT + 1)
+            raise _too_large(status.st_size, display(path))
+        # Unbuffered: of ten thousand small files the buffers would cost as much as the reading.
+        with open(name, "rb", buffering=0) as stream:  # noqa: PTH123
+            data = _read(stream)
     except OSError as error:
-        raise ConfigError("unreadable_file", f"cannot be read: {error.strerror}", file=shown) from error
+        raise ConfigError(
+            "unreadable_file", f"cannot be read: {error.strerror}", file=display(path)
+        ) from error
     if len(data) > SIZE_LIMIT:
-        raise _too_large(len(data), shown)
-    return decode(data, shown)
+        raise _too_large(len(data), display(path))
+    return decode(data, path)
+
+
+def _read(stream: io.FileIO) -> bytes:
+    """All of it, up to one byte more than is allowed."""
+    pieces, size = [], 0
+    while size <= SIZE_LIMIT and (piece := stream.read(SIZE_LIMIT + 1 - size)):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
 
 
 def _too_large(size: int, file: str) -> ConfigError:
@@ -126,13 +140,13 @@ def _too_large(size: int, file: str) -> ConfigError:
     )
 
 
-def decode(data: bytes, file: str) -> str:
+def decode(data: bytes, file: str | Path) -> str:
     """UTF-8 text without one leading byte order mark; ConfigError ``invalid_encoding`` with the line."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
         raise ConfigError(
             "invalid_encoding",
             "the file must be UTF-8, it looks like UTF-16 or UTF-32",
-            file=file,
+            file=_shown(file),
             line=1,
         )
     try:
@@ -141,22 +155,27 @@ def decode(data: bytes, file: str) -> str:
         raise ConfigError(
             "invalid_encoding",
             f"the file must be UTF-8, byte {data[error.start : error.start + 1]!r} is not",
-            file=file,
+            file=_shown(file),
             line=data.count(b"\n", 0, error.start) + 1,
         ) from None
 
 
-def parse_yaml(text: str, file: str) -> dict[str, Any]:
+def _shown(file: str | Path) -> str:
+    """Only for an error: to find out where a path lies costs as much as to read a small file."""
+    return file if isinstance(file, str) else display(file)
+
+
+def parse_yaml(text: str, file: str | Path) -> dict[str, Any]:
     """The mapping in `text`; `file` is named in errors."""
     root = _compose(text, file)
     if root is None:
-        raise ConfigError("invalid_yaml", "the document is empty", file=file, line=1)
+        raise ConfigError("invalid_yaml", "the document is empty", file=_shown(file), line=1)
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"the text {_short(root.value)}"
         raise ConfigError(
             "invalid_yaml",
             f"the document must be a mapping, found {found}",
-            file=file,
+            file=_shown(file),
             line=_line(root),
         )
     mapping: dict[str, Any] = _Builder(file).mapping(root, 0)
@@ -183,7 +202,7 @@ def differently_read(path: Path, pointer: str, value: Any) -> list[tuple[int, st
     """
     if not _holds_otherwise(value):
         return []
-    node = _compose(read_text(path), display(path))
+    node = _compose(read_text(path), path)
     for token in split_pointer(pointer):
         found = _child(node, token)
         if found is None:
@@ -241,24 +260,24 @@ def _child(node: Any, token: str) -> tuple[int, Any] | None:
     return None
 
 
-def _compose(text: str, file: str) -> Any:
+def _compose(text: str, file: str | Path) -> Any:
     """The node tree of the only document in `text`; None when there is none."""
     try:
         return _composer(text).get_single_node()
     except yaml.YAMLError as error:
         raise _syntax_error(error, text, file) from None
     except RecursionError:
-        raise ConfigError("invalid_yaml", "nested too deeply", file=file) from None
+        raise ConfigError("invalid_yaml", "nested too deeply", file=_shown(file)) from None
 
 
-def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
+def _syntax_error(error: yaml.YAMLError, text: str, file: str | Path) -> ConfigError:
     if isinstance(error, yaml.reader.ReaderError):
         # `position` counts bytes in C and characters in Python; a character is looked for instead.
         bad = re.search("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
         line = None if bad is None else text.count("\n", 0, bad.start()) + 1
         what = "a control character" if bad is None else f"the character {bad.group()!a}"
         return ConfigError(
-            "invalid_yaml", f"{what} is not allowed", file=file, line=line,
+            "invalid_yaml", f"{what} is not allowed", file=_shown(file), line=line,
             hint='write it as an escape in double quotes: "\\x07"',
         )  # fmt: skip
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -272,18 +291,18 @@ def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
         hint = "indent with spaces; YAML does not allow tabs there"
     elif "single document" in message:
         hint = "one file holds one document: remove the '---' line"
-    return ConfigError("invalid_yaml", message, file=file, line=line, hint=hint)
+    return ConfigError("invalid_yaml", message, file=_shown(file), line=line, hint=hint)
 
 
 class _Builder:
     """Turns one node tree into plain values."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str | Path) -> None:
         self.file = file
         self.count = 0
 
     def error(self, message: str, node: Any, hint: str | None = None) -> ConfigError:
-        return ConfigError("invalid_yaml", message, file=self.file, line=_line(node), hint=hint)
+        return ConfigError("invalid_yaml", message, file=_shown(self.file), line=_line(node), hint=hint)
 
     def build(self, node: Any, depth: int) -> Any:
         self.count += 1
