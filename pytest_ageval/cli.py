@@ -271,7 +271,9 @@ COMMANDS = {
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
     "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
     "export": Command(
-        "Write what agents did as ATIF or as OpenTelemetry spans.", cli_export.arguments, cli_export.export
+        "Write attempts as ATIF, as trials of Harbor, or as OpenTelemetry spans.",
+        cli_export.arguments,
+        cli_export.export,
     ),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset

@@ -18,15 +18,23 @@ if TYPE_CHECKING:
 
     from pytest_ageval.export.source import Recorded
 
-FORMATS = ("atif", "otel")
+FORMATS = ("atif", "harbor", "otel")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, the format, and where it goes."""
-    parser.add_argument("path", type=Path, help="an attempt, a directory of attempts, or a data set")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="ATIF, or OpenTelemetry spans")
     parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="atif: a directory; otel: a file (default: standard output)"
+        "path", type=Path, help="an attempt, a directory of attempts, a suite run, or a data set"
+    )
+    parser.add_argument(
+        "--format", required=True, choices=FORMATS, help="ATIF, trials of Harbor, or OpenTelemetry spans"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="atif, harbor: a directory (harbor: by default harbor-jobs beside runs); otel: a file; "
+        "atif, otel: by default standard output",
     )
     parser.add_argument("--endpoint", metavar="URL", help="otel: send the spans to an OTLP/HTTP collector")
     parser.add_argument(
@@ -46,6 +54,8 @@ def export(options: argparse.Namespace) -> int:
     try:
         if options.format == "atif":
             _atif(found, options.out)
+        elif options.format == "harbor":
+            _harbor(found, options.out)
         else:
             _otel(found, options)
     except ConfigError:
@@ -73,6 +83,21 @@ def _atif(attempts: Sequence[Recorded], out: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     say(f"{len(documents)} trajector{'y' if len(documents) == 1 else 'ies'} in {display(out)}")
+
+
+def _harbor(attempts: Sequence[Recorded], out: Path | None) -> None:
+    from pytest_ageval.export import harbor
+
+    jobs: dict[Path, int] = {}
+    for attempt in attempts:
+        if not attempt.result:
+            sys.stderr.write(f"note: {display(attempt.root)} has no result; it is left out\n")
+            continue
+        trial = harbor.write_trial(attempt, out or harbor.jobs_directory(attempt.root.absolute()))
+        jobs[trial.parent] = jobs.get(trial.parent, 0) + 1
+    for job, written in jobs.items():
+        harbor.write_job(job)
+        say(f"{written} trial{'s' if written != 1 else ''} in {display(job)}")
 
 
 def _otel(attempts: Sequence[Recorded], options: argparse.Namespace) -> None:

@@ -231,6 +231,7 @@ class Controller:
         finally:
             if self._ran_attempts():
                 self._sweep()
+            self._export()
         if self.usage_error is not None:
             sys.stderr.write(f"ERROR: {self.usage_error}\n")
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -243,6 +244,19 @@ class Controller:
             if resolve(self.config, "exit")[0] == "verdict":
                 session.exitstatus = self.failures.exit_code(session.exitstatus)
         return result
+
+    def _export(self) -> None:
+        """The files of the job, beside the trials that the attempts' processes have written."""
+        from pytest_ageval.options import resolve
+
+        if not self.results or resolve(self.config, "export")[0] is None:
+            return
+        from pytest_ageval.export.harbor import write_jobs
+
+        for line in write_jobs(
+            str(row["attempt_dir"]) for row in self.results.values() if "attempt_dir" in row
+        ):
+            self._say(line)
 
     def _ran_attempts(self) -> bool:
         return self.has_tasks and self._running.is_dir()

@@ -332,6 +332,7 @@ class Job:
             gateway="off" if self.options.gateway == "off" else "auto",
             record=self.place("record"),
             replay=self.place("replay"),
+            export=self.option("export"),
             secret=lambda name: resolve_secret(name, dataset),
             ledger=self.ledger,
             prices=self.prices,

@@ -178,6 +178,12 @@ OPTIONS = (
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
     Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),
     Option(
+        "export",
+        (),
+        "write every settled attempt in another program's form too, below the evidence",
+        choices=("harbor",),
+    ),
+    Option(
         "exit",
         (),
         "exit code: pytest's own, or by verdict (8: only FAILs, 9: at least one ERROR)",

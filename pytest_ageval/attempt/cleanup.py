@@ -89,3 +89,20 @@ def settle(attempt: Attempt) -> None:
             attempt.evidence.write_result(attempt.outcome.as_dict())
     finally:
         attempt.evidence.close()
+
+
+async def export(attempt: Attempt) -> None:
+    """Write the settled attempt as a trial of Harbor. What goes wrong is told and changes nothing."""
+    root = attempt.evidence.root
+    if not attempt.evidence.layout.result.is_file():
+        return
+    from pytest_ageval.export.harbor import jobs_directory, write_trial
+    from pytest_ageval.export.source import Recorded
+
+    try:
+        await asyncio.to_thread(
+            write_trial, Recorded(root), jobs_directory(root), task_root=attempt.locked.task_root
+        )
+    except Exception as error:  # the attempt has its result
+        told = f"not exported: {type(error).__name__}: {error}; later: pytest-ageval export --format harbor"
+        attempt.export_warning = attempt.redactor.text(told)

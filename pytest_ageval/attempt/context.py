@@ -44,6 +44,7 @@ class AttemptOptions:
     if it has a budget, and `prices` what models cost.
     directories and files that a contained script does not see. `gateway` is whether agents' model
     calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
+    `export` names the form in which a settled attempt is written once more.
     """
 
     keep_workspace: bool = False
@@ -58,6 +59,7 @@ class AttemptOptions:
     gateway: Literal["auto", "off"] = "auto"
     record: Path | None = None
     replay: Path | None = None
+    export: Literal["harbor"] | None = None
 
 
 class Attempt:
@@ -127,6 +129,8 @@ class Attempt:
         self.directories: dict[str, tuple[Path, tuple[int, int] | None]] = {}
         self.timing: dict[str, float] = {}
         self.cleanup_warning: str | None = None
+        #: Why the settled attempt could not be exported.
+        self.export_warning: str | None = None
         self.summary_extra: dict[str, Any] = {}
         self.kept_workspace: str | None = None
         self.tails: dict[str, str] = {}
@@ -250,13 +254,15 @@ class Attempt:
         if self.settled:
             return
         self.settled = True
-        from pytest_ageval.attempt.cleanup import cleanup, settle
+        from pytest_ageval.attempt.cleanup import cleanup, export, settle
 
         try:
             with self.in_phase("cleanup", None):
                 await cleanup(self)
         finally:
             settle(self)
+        if self.options.export is not None:
+            await export(self)
 
     @contextmanager
     def in_phase(self, name: str, budget: float | None) -> Iterator[None]:

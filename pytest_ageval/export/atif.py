@@ -59,17 +59,21 @@ def document(attempt: Recorded, session_id: str, invocations: Sequence[Invocatio
     return found
 
 
-def _agent(attempt: Recorded, role: str, invocations: Sequence[Invocation]) -> dict[str, Any]:
-    binding = attempt.binding(role)
+def agent_version(attempt: Recorded, invocations: Sequence[Invocation]) -> str:
+    """What the agent said of itself; a model loop of ours has the version of the package it is part of."""
     infos = [info for each in invocations if isinstance(info := each.metadata.get("agent"), dict)]
     told: dict[str, Any] = infos[0] if infos else {}
     locked = attempt.lock.get("locked") or {}
+    return str(told.get("version") or locked.get("pytest_ageval") or "unknown")
+
+
+def _agent(attempt: Recorded, role: str, invocations: Sequence[Invocation]) -> dict[str, Any]:
+    binding = attempt.binding(role)
     model = next((each.model for each in invocations if each.model), None)
     return _without_none(
         {
             "name": attempt.agent_name(role),
-            # A model loop of ours has the version of the package that it is part of.
-            "version": str(told.get("version") or locked.get("pytest_ageval") or "unknown"),
+            "version": agent_version(attempt, invocations),
             "model_name": model,
             "extra": {"executor": binding.get("executor")} if binding.get("executor") else None,
         }
@@ -95,7 +99,7 @@ class _Fold:
 
     def row(self, row: Mapping[str, Any]) -> None:
         kind = row.get("type")
-        if kind == "turn" and row.get("role") == "user":
+        if kind == "turn" and row.get("role") in ("user", "system"):
             self.steps.append(self._user(row))
         elif kind == "turn":
             self._said(row)
@@ -110,7 +114,7 @@ class _Fold:
     def _user(self, row: Mapping[str, Any]) -> Step:
         return _without_none(
             {
-                "source": "user",
+                "source": str(row["role"]),
                 "timestamp": self._invocation.started_at,
                 "message": str(row.get("content") or ""),
             }

@@ -83,9 +83,14 @@ class Recorded:
         return read_document(Layout(self.root).result) or {}
 
     @cached_property
+    def summary(self) -> Row:
+        """summary.json; empty when it is not there."""
+        return read_document(Layout(self.root).summary) or {}
+
+    @property
     def timing(self) -> Row:
         """The ``phase_timing`` of summary.json."""
-        found: Row = (read_document(Layout(self.root).summary) or {}).get("phase_timing") or {}
+        found: Row = self.summary.get("phase_timing") or {}
         return found
 
     @cached_property
@@ -139,10 +144,11 @@ class Recorded:
 def attempts(path: Path) -> tuple[list[Recorded], list[Path]]:
     """The attempts at `path`, and those among them that have no trajectory (they did not end).
 
-    `path` is an attempt, a directory of attempts, or a data set. Raises ConfigError ``no_evidence``.
+    `path` is an attempt, a directory of attempts, a suite run, or a data set. Raises ConfigError
+    ``no_evidence``.
     """
     places = (path, path / "runs", path / ".ageval" / "runs")
-    found: Sequence[Path] = [path] if _is_attempt(path) else []
+    found: Sequence[Path] = [path] if _is_attempt(path) else _of_suite(path)
     for place in places:
         if not found and place.is_dir():
             found = sorted(child for child in place.iterdir() if child.is_dir() and _is_attempt(child))
@@ -150,6 +156,17 @@ def attempts(path: Path) -> tuple[list[Recorded], list[Path]]:
         raise ConfigError("no_evidence", f"there is no attempt at {path}")
     whole = [each for each in found if Layout(each).trajectory.is_file()]
     return [Recorded(each) for each in whole], [each for each in found if each not in whole]
+
+
+def _of_suite(path: Path) -> list[Path]:
+    """The attempts that count in a suite run, in its order; none when `path` is no suite run."""
+    from pytest_ageval.suite import SuiteLayout, read_suite
+
+    layout = SuiteLayout(path)
+    if not layout.header.is_file():
+        return []
+    rows = read_suite(path).rows
+    return [layout.evidence / row.attempt_dir for row in rows if row.attempt_dir is not None]
 
 
 def _is_attempt(path: Path) -> bool:

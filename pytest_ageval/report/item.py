@@ -69,8 +69,9 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         if redact(shown) != shown:
             report.longrepr = redact(shown)
         report.sections[:] = [(n, face.raw.redactor.text(text)) for n, text in report.sections]
-    if call.when == "teardown" and face is not None and face.raw.cleanup_warning:
-        report.ageval_cleanup = clean(face.raw.cleanup_warning)  # type: ignore[attr-defined]
+    warnings = [] if face is None else [*filter(None, (face.raw.cleanup_warning, face.raw.export_warning))]
+    if call.when == "teardown" and warnings:
+        report.ageval_cleanup = clean("; ".join(warnings))  # type: ignore[attr-defined]
     if call.when == "teardown" or (call.when == "setup" and not report.failed):
         return
     error = None if call.excinfo is None else call.excinfo.value
