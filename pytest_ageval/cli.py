@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_options
+from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_import, cli_options
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -274,6 +274,9 @@ COMMANDS = {
         "Write attempts as ATIF, as trials of Harbor, or as OpenTelemetry spans.",
         cli_export.arguments,
         cli_export.export,
+    ),
+    "import": Command(
+        "Make attempts of the trials of a Harbor job.", cli_import.arguments, cli_import.import_
     ),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset

@@ -127,6 +127,11 @@ class Layout:
         return self.collected / "entries" / str(index) / safe_name(name)
 
     @property
+    def imported(self) -> Path:
+        """Of an attempt of another program: its own files, where they have no place here."""
+        return self.root / "imported"
+
+    @property
     def reward(self) -> Path:
         """The rewards of a Harbor task, by step."""
         return self.evaluation / "reward.json"

@@ -23,7 +23,7 @@ from pytest_ageval.evidence.files import (
     write_lines,
 )
 from pytest_ageval.evidence.invocation import InvocationInfo, InvocationRecord, Pricer
-from pytest_ageval.evidence.layout import INVOCATION_RAW, Layout, Surface
+from pytest_ageval.evidence.layout import INVOCATION_METADATA, INVOCATION_RAW, Layout, Surface
 from pytest_ageval.evidence.redact import Redactor
 from pytest_ageval.evidence.scrub import scrub_tree
 from pytest_ageval.evidence.trajectory import flatten
@@ -320,6 +320,15 @@ class EvidenceStore:
         for stream, text in (("stdout", stdout), ("stderr", stderr)):
             path = self.log_path(f"verifier-{step}", stream)
             path.write_text(self.redactor.text(text), encoding="utf-8", errors="replace")
+
+    def write_invocation(
+        self, surface: Surface, number: int, invocation_id: str, document: Mapping[str, Any]
+    ) -> Path:
+        """Write metadata.json of an invoke that another program has recorded."""
+        path = self.layout.invocation(surface, number, invocation_id) / INVOCATION_METADATA
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._document(path, document)
+        return path
 
     def write_session(self, session_id: str, surface: Surface, document: Mapping[str, Any]) -> Path:
         """Write what another process needs to continue a session, in place of what was written before."""
