@@ -29,7 +29,7 @@ def write_jobs(attempts: Iterable[str]) -> Iterator[str]:
         for directory in attempts
         if (found := Recorded(root := Path(directory))).result
     )
-    for job in jobs:
+    for job in filter(Path.is_dir, jobs):  # where no trial could be written, that has been told
         try:
             count = write_job(job)
         except (OSError, AgevalError) as error:
