@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval._version import __version__
@@ -223,13 +223,13 @@ class _Writer:
 
     def _artifacts(self, step: StepResult) -> None:
         source, target = self.trial.directory(step), self.layout.harbor_artifacts(step.step_name)
-        entries = self._manifest(source / "artifacts" / "manifest.json")
         artifacts = source / "artifacts"
         for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else ():
             if path.name == _AGENT_DIRECTORY:
                 self._take(path, self.layout.imported / "artifacts" / path.name)
             elif path.name != "manifest.json":
                 self._take(path, target / path.name)
+        entries = self._manifest(source / "artifacts" / "manifest.json", target)
         row = {"source": AGENT_LOGS, "destination": _AGENT_DIRECTORY, "service": MAIN}
         if (source / "agent").is_dir():
             self._take(source / "agent", target / _AGENT_DIRECTORY)
@@ -241,22 +241,14 @@ class _Writer:
             self.left += remove_outward_links(target)
         self.store.write_harbor_manifest(step.step_name, entries)
 
-    def _manifest(self, path: Path) -> list[dict[str, Any]]:
-        """Harbor's rows, with paths as ours have them."""
+    def _manifest(self, path: Path, target: Path) -> list[dict[str, Any]]:
+        """Harbor's rows, with paths as ours have them. What is not there is not ``ok``."""
         try:
             found = json.loads(path.read_bytes())
         except (OSError, ValueError):
             return []
         rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-        return [
-            {
-                **{name: row[name] for name in ("type", "status", "exclude") if row.get(name)},
-                "source": str(row.get("source")),
-                "destination": str(row.get("destination") or "").removeprefix("artifacts/"),
-                "service": row.get("service") or MAIN,
-            }
-            for row in rows
-        ]
+        return [_entry(row, target) for row in rows]
 
     def _printed(self, step: StepResult) -> None:
         verifier = self.trial.directory(step) / "verifier"
@@ -337,6 +329,24 @@ class _Writer:
             for phase, spans in took.items()
             if any(seconds(span) is not None for span in spans)
         }
+
+
+def _entry(row: Mapping[str, Any], target: Path) -> dict[str, Any]:
+    """One row of a manifest; `target` is where its file is now."""
+    below = PurePosixPath(str(row.get("destination") or "").removeprefix("artifacts/"))
+    status = str(row.get("status") or "failed")
+    place = target / below
+    if status == "ok" and (".." in below.parts or below.is_absolute() or not place.exists()):
+        status = "failed"
+    elif status == "ok" and place.is_dir() and not any(place.iterdir()):
+        status = "empty"
+    return {
+        **{name: row[name] for name in ("type", "exclude") if row.get(name)},
+        "source": str(row.get("source")),
+        "destination": str(below),
+        "service": row.get("service") or MAIN,
+        "status": status,
+    }
 
 
 def _usage(found: list[Session]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import atif
+import harbor_shape
 import pytest
 
 from pytest_ageval import cli
@@ -312,3 +313,33 @@ def test_repeated_trials_are_numbered(place: Place) -> None:
         (1, "oracle/unsolved__raeKadg"),
         (2, "oracle/unsolved__again00"),
     ]
+
+
+def test_imported_trials_are_exported_as_trials_again(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps have directories of their own; what Harbor said comes back."""
+    place.run(place.jobs)
+    again = tmp_path / "again"
+    assert cli.main(["export", str(place.evidence), "--format", "harbor", "--out", str(again)]) == 0
+    assert sum(harbor_shape.check_job(job) for job in again.iterdir()) == 5
+    if "AGEVAL_HARBOR_PYTHON" in os.environ:
+        assert harbor_shape.validate_with_harbor(again) == 5
+    (steps,) = again.glob("*/growing-list__*")
+    assert sorted(path.relative_to(steps).as_posix() for path in steps.rglob("reward.txt")) == [
+        "steps/first/verifier/reward.txt",
+        "steps/second/verifier/reward.txt",
+    ]
+    for task, row in place.results().items():
+        given = json.loads((place.trial(task) / "result.json").read_text())
+        (path,) = again.glob(f"*/{task}__*/result.json")
+        found = json.loads(path.read_text())
+        for name in ("id", "task_name", "source", "task_checksum", "verifier_result", "agent_info"):
+            assert found[name] == given[name], (task, name)
+        kinds = [
+            info and info["exception_type"] for info in (found["exception_info"], given["exception_info"])
+        ]
+        assert kinds[0] == kinds[1]
+        assert row["root"].name == f"attempt_{found['id'].replace('-', '')}"
+    code, _, err = place.run(again)
+    assert (code, err.count("has been imported already")) == (0, 5)
