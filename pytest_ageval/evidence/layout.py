@@ -87,6 +87,10 @@ class Layout:
         """The step log of the judges."""
         return self.private / "activity.jsonl"
 
+    def verifier_logs(self, step: str) -> Path:
+        """What the verifier of a step of a Harbor task left in its directory."""
+        return self.private / "verifier" / safe_name(step)
+
     @property
     def writer(self) -> Path:
         """Who may write here."""

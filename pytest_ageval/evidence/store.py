@@ -315,6 +315,11 @@ class EvidenceStore:
         self._document(path, {"entries": list(entries)})
         return path
 
+    def verifier_directory(self, step: str) -> Path:
+        """Where the files that a step's verifier left go; they may hold gold."""
+        self.private("verifier").mkdir(mode=0o700, exist_ok=True)
+        return self.layout.verifier_logs(step)
+
     def write_verifier_output(self, step: str, stdout: str, stderr: str) -> None:
         """Write what a step's test.sh printed, masked."""
         for stream, text in (("stdout", stdout), ("stderr", stderr)):
@@ -411,7 +416,8 @@ class EvidenceStore:
         """
         with self._lock:
             self._refuse_settled()
-            places = (self.layout.artifacts, self.layout.collected, self.layout.logs)
+            places = [self.layout.artifacts, self.layout.collected, self.layout.logs]
+            places.append(self.layout.private / "verifier")
             changed = [path for place in places for path in scrub_tree(place, self.redactor)]
         return [str(path.relative_to(self.root)) for path in changed]
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 #: Where the artifacts of a step have what is at /logs/agent.
 _AGENT_DIRECTORY = "agent-logs"
 
-#: What of a trial is not copied as it is, since it has its place among the artifacts.
-_PLACED = ("agent", "artifacts")
+#: What of a trial is not copied as it is, since it has a place of its own.
+_PLACED = ("agent", "artifacts", "verifier")
 
 LOCK_FORMAT = "ageval.lock/1"
 
@@ -81,7 +81,7 @@ def import_trial(trial: Trial, job: Job, runs: Path, rules: Rules) -> bool:
 def _refuse_links(trial: Trial) -> None:
     """The directories that are read are the trial's own. (Links below them are judged one by one.)"""
     places = [trial.directory(step) for step in trial.steps]
-    places = [*places, *(place / name for place in places for name in (*_PLACED, "verifier"))]
+    places = [*places, *(place / name for place in places for name in _PLACED)]
     for place in (trial.path / "steps", *places):
         if place.is_symlink() and place != trial.path:
             raise ConfigError(
@@ -108,7 +108,7 @@ class _Writer:
         self._copy()
         for step in self.trial.steps:
             self._artifacts(step)
-            self._printed(step)
+            self._verifier(step)
         found = sessions(self.trial, self.judged)
         self._reward()
         self.store.write_checks(self.judged.checks)
@@ -202,7 +202,7 @@ class _Writer:
     # -- files -----------------------------------------------------------------------------------
 
     def _copy(self) -> None:
-        """Everything but agent logs and artifacts as it is, below ``imported/``."""
+        """Everything else as it is, below ``imported/``."""
         trial = self.trial
         for path in sorted(trial.path.iterdir()):
             if path.name == "steps" and trial.result.step_results:
@@ -250,7 +250,8 @@ class _Writer:
         rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
         return [_entry(row, target) for row in rows]
 
-    def _printed(self, step: StepResult) -> None:
+    def _verifier(self, step: StepResult) -> None:
+        """What the verifier left, where nothing is exported; what it printed, where ours is."""
         verifier = self.trial.directory(step) / "verifier"
         texts = []
         for stream in ("stdout", "stderr"):
@@ -258,6 +259,9 @@ class _Writer:
             there = path.is_file() and not path.is_symlink()
             texts.append(path.read_text(encoding="utf-8", errors="replace") if there else "")
         if verifier.is_dir():
+            target = self.store.verifier_directory(step.step_name)
+            self._take(verifier, target)
+            self.left += remove_outward_links(target)
             self.store.write_verifier_output(safe_name(step.step_name), *texts)
 
     def _reward(self) -> None:
