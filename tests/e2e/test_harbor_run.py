@@ -9,8 +9,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import harbor_shape
 import pytest
 from docker_engine import needs_docker
+
+from pytest_ageval import cli
 
 pytestmark = [pytest.mark.docker, needs_docker]
 
@@ -250,6 +253,51 @@ def test_our_own_data_set(tmp_path: Path) -> None:
     assert {n: title(r) for n, r in tasks.run(agent="oracle").items()} == dict.fromkeys(names, "PASS")
     shutil.rmtree(root / ".ageval")
     assert {n: title(r) for n, r in tasks.run(agent="nop").items()} == dict.fromkeys(names, "FAIL")
+
+
+def test_attempts_as_trials_of_harbor(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported while they run, and imported again: the same verdicts."""
+    monkeypatch.setenv("PROBE_TOKEN", "tok-probe-0123456789")
+    tasks.write(
+        "kept", "echo 42 > answer; echo note > /logs/agent/log; echo $TOKEN > /logs/artifacts/token",
+        'artifacts = ["/app/answer"]\n[environment]\nenv = {TOKEN = "${PROBE_TOKEN}"}\n'
+        '[verifier]\nenvironment_mode = "separate"\n',
+        **{"tests/test.sh": "echo judged # GOLD\n" + GRADE},
+    )  # fmt: skip
+    tasks.write("slow", "sleep 60", "agent = {timeout_sec = 1}")
+    tasks.write("none", "true", **{"tests/test.sh": "exit 0 # GOLD\n"})
+    steps = {f"steps/{name}/instruction.md": "echo 42 > answer" for name in ("one", "two")}
+    tasks.write("steps", toml="[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n", **steps)
+    results = tasks.run("--ageval-export=harbor")
+    (job,) = (tasks.root / ".ageval" / "harbor-jobs").iterdir()
+    assert harbor_shape.check_job(job) == 4
+    text = "".join(path.read_text() for path in job.rglob("*") if path.is_file())
+    assert "GOLD" not in text
+    assert "tok-probe" not in text
+    trials = {path.name.partition("__")[0]: path for path in job.iterdir() if path.is_dir()}
+    found = {name: json.loads((path / "result.json").read_text()) for name, path in trials.items()}
+    assert found["kept"]["verifier_environment_mode"] == "separate"
+    assert (trials["kept"] / "verifier" / "test-stdout.txt").read_text() == "judged\n"
+    assert (trials["kept"] / "agent" / "log").read_text() == "note\n"
+    assert (trials["kept"] / "artifacts" / "app" / "answer").read_text() == "42\n"
+    assert (trials["kept"] / "artifacts" / "logs" / "artifacts" / "token").read_text().startswith("[REDACTED")
+    assert found["slow"]["exception_info"]["exception_type"] == "AgentTimeoutError"
+    assert found["slow"]["verifier_result"] == {"rewards": {"reward": 0.0}}
+    assert found["none"]["exception_info"]["exception_type"] == "RewardFileNotFoundError"
+    assert found["none"]["verifier_result"] is None
+    assert [row["verifier_result"] for row in found["steps"]["step_results"]] == [
+        {"rewards": {"reward": 1.0}}
+    ] * 2
+    for step in ("one", "two"):
+        document = json.loads((trials["steps"] / "steps" / step / "agent" / "trajectory.json").read_text())
+        assert document["session_id"].startswith(f"sess_agent_{step}_")
+    again = tasks.root.parent / "again"
+    assert cli.main(["import", str(job), "--into", str(again)]) == 0
+    back = {}
+    for path in (again / "runs").glob("*/result.json"):
+        result = json.loads(path.read_text())
+        back[result["task_id"]] = (result["status"], result["score"], result["limit"])
+    assert back == {name: (row["status"], row["score"], row["limit"]) for name, row in results.items()}
 
 
 @pytest.mark.real_agent
