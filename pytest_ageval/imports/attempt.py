@@ -135,12 +135,15 @@ class _Writer:
         model = {name: value for name, value in model.items() if value}
         name = trial.result.agent_info.name
         package = trial.result.task_name if "/" in trial.result.task_name else None
+        checksum = trial.result.task_checksum
         locked: dict[str, Any] = {
             "format": "harbor.trial/1",
             "dataset_id": dataset,
             "dataset_version": "0",
             "task_id": trial.task_id,
-            "eval_digest": trial.result.task_checksum,
+            # Harbor's checksum is made in another way: it says nothing of whether two tasks are the same.
+            "eval_digest": checksum if checksum.startswith("sha256:") else "",
+            "task_checksum": checksum,
             "environment": trial.kind,
             "environment_options": {},
             "agent_profiles": {ROLE: {"executor": "harbor", "model": model, "version": self._agent_version}},

@@ -29,7 +29,8 @@ def record(job: Job, trials: list[Trial], evidence: Path) -> Path:
     Raises AgevalError ``suite_in_progress`` or ``suite_invalid``.
     """
     root = evidence / DIRECTORY / suite_id(job)
-    rows = [_row(trial, number, job, evidence) for trial, number in _numbered(job) if trial in trials]
+    wanted = {trial.path for trial in trials}
+    rows = [_row(trial, number, job, evidence) for trial, number in _numbered(job) if trial.path in wanted]
     if SuiteLayout(root).header.is_file():
         known = read_suite(root).settled
         writer = SuiteWriter.open(root)

@@ -90,6 +90,7 @@ def test_jobs_become_attempts_and_suite_runs(place: Place) -> None:
     assert asked["timing"]["run"] == 2565.0
     assert asked["flags"] == ["imported"]
     (told,) = facts(asked["root"], "imported")
+    assert json.loads((asked["root"] / "lock.json").read_text())["eval_digest"] == ""
     assert (told["from"], told["job"], told["path"]) == ("harbor", "terminus", str(place.trial("hello-file")))
 
     records = {read_suite(root).header.note: read_suite(root) for root in suites(place.evidence)}

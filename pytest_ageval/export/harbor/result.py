@@ -65,7 +65,8 @@ class Told:
 
 def describe(attempt: Recorded, target: Path, task_root: Path | None) -> Told:
     """The trial that `target` will hold."""
-    task = (attempt.lock.get("locked") or {}).get("harbor") or {}
+    locked: Row = attempt.lock.get("locked") or {}
+    task: Row = locked.get("harbor") or {}
     multi_step = bool(task.get("multi_step"))
     steps: list[Row] = (read_document(Layout(attempt.root).reward) or {}).get("steps") or []
     if task and not steps:  # it did not get to its verifier
@@ -82,7 +83,7 @@ def describe(attempt: Recorded, target: Path, task_root: Path | None) -> Told:
         "trial_uri": target.absolute().as_uri(),
         "task_id": _task_id(config["task"]),
         "source": attempt.result.get("dataset_id"),
-        "task_checksum": str(attempt.lock.get("eval_digest") or ""),
+        "task_checksum": str(locked.get("task_checksum") or attempt.lock.get("eval_digest") or ""),
         "config": config,
         "agent_info": _agent_info(attempt),
         "agent_result": None if multi_step else _agent_result(attempt, attempt.invocations),
