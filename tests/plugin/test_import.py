@@ -1,4 +1,4 @@
-"""Real jobs of Harbor (its oracle and terminus-2 on tasks of ``datasets/harbor``) become attempts."""
+"""Real jobs of Harbor 0.26.0 (its oracle and terminus-2 on tasks of ``datasets/harbor``) become attempts."""
 
 from __future__ import annotations
 
