@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ from pytest_ageval.faces import BoxFace
 from pytest_ageval.job import Job, running_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pytest_ageval.attempt import Attempt, Outcome
     from pytest_ageval.box import BoxSpec
     from pytest_ageval.collection import TaskItem
     from pytest_ageval.config import LockedTask
     from pytest_ageval.executor import Executor, Session
+    from pytest_ageval.inflight.started import Started
 
 #: The attempt of an item. Fixture values are gone when the report of the teardown is made.
 FACE = pytest.StashKey["AttemptFace"]()
@@ -50,12 +52,35 @@ class AttemptFace:
         self.raw = raw
         self._note: Path | None = None
         self._environment: BaseException | bool = False
+        #: The attempt was started before the item's turn.
+        self.started: Started | None = None
 
     @classmethod
     def open(cls, item: TaskItem) -> AttemptFace:
+        """The attempt of an item whose turn it is: made now, unless it was started ahead."""
+        _forget(item)
+        pool = sys.modules.get("pytest_ageval.inflight.pool")
+        running = None if pool is None else item.config.stash.get(pool.POOL, None)
+        face = (None if running is None else running.take(item)) or cls._make(item)
+        item.stash[FACE] = face
+        return face
+
+    @classmethod
+    def ahead(cls, item: TaskItem) -> AttemptFace:
+        """The attempt of an item whose turn is still to come. Raises what `open` would."""
+        from pytest_ageval.inflight.started import Started
+
+        try:
+            face = cls._make(item)
+        finally:
+            _forget(item)
+        face.started = Started(face.raw)
+        return face
+
+    @classmethod
+    def _make(cls, item: TaskItem) -> AttemptFace:
         """Lock the item's task and create its attempt directory."""
         job = Job.of(item.config)
-        _forget(item)
         roles = job.unbound_roles(item)
         if roles and not item.variant.role_agents:
             pytest.skip(
@@ -68,7 +93,6 @@ class AttemptFace:
             item.stash[NOT_RUN] = used_up
             pytest.skip(f"not run, the budget is used up: {used_up}")
         face = cls(item, job.attempt(item, locked))
-        item.stash[FACE] = face
         try:
             face._write_note()
         except BaseException as error:
@@ -121,6 +145,10 @@ class AttemptFace:
                 f"found {type(made).__name__}",
             )
         self._environment = True
+        if self.started is not None:
+            if self.started.environment_error is not None:
+                raise self.started.environment_error
+            return
         with self._interruptible():
             portal.run(self.raw.environment(made))
 
@@ -140,12 +168,15 @@ class AttemptFace:
 
     def settle(self) -> None:
         """Run, evaluate and record; raise `TaskFailed` when the verdict is FAIL."""
-        with self._interruptible():
-            try:
-                portal.run(self.raw.run())
-                portal.run(self.raw.evaluate())
-            finally:
-                portal.run(self.raw.record())
+        if self.started is None:
+            with self._interruptible():
+                try:
+                    portal.run(self.raw.run())
+                    portal.run(self.raw.evaluate())
+                finally:
+                    portal.run(self.raw.record())
+        elif self.started.verdict_error is not None:
+            raise self.started.verdict_error
         outcome = self.outcome
         if outcome.status == "FAIL":
             raise TaskFailed(
@@ -178,17 +209,41 @@ class AttemptFace:
             try:
                 portal.run(self.raw.cleanup())
             finally:
-                # By its note the controller knows where to look again; an interrupt makes no report.
-                error = self.raw.error
-                kept = self.raw.cleanup_warning or (error is not None and error.title == "interrupted")
-                if self._note is not None and not kept:
-                    self._note.unlink(missing_ok=True)
+                self._remove_note()
+        if self.started is not None and self.started.cleanup_error is not None:
+            raise self.started.cleanup_error
+
+    def _remove_note(self) -> None:
+        """By its note the controller knows where to look again; an interrupt makes no report."""
+        error = self.raw.error
+        kept = self.raw.cleanup_warning or (error is not None and error.title == "interrupted")
+        if self._note is not None and not kept:
+            self._note.unlink(missing_ok=True)
+
+    # -- ahead of its turn -----------------------------------------------------------------------
+
+    def start(self, done: Callable[[], object]) -> None:
+        """Begin; `done` is called in another thread when all is over."""
+        assert self.started is not None
+        self.started.start(done)
+
+    def cancel(self) -> None:
+        """Interrupt it."""
+        assert self.started is not None
+        self.started.cancel()
+
+    def abandon(self, seconds: float) -> None:
+        """Its item's turn never comes: see that it is over, for so many seconds."""
+        assert self.started is not None
+        if self.started.wait(seconds):
+            self._remove_note()
 
     def _write_note(self) -> None:
         """Leave word of what this process is at, for whoever finds it dead."""
         directory = running_dir(self.item.config)
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._note = directory / f"{self.raw.identity.worker}.json"
+        # Several attempts of a process can be in flight: each has its own.
+        self._note = directory / f"{self.raw.identity.worker}.{self.raw.identity.attempt_id}.json"
         text = json.dumps(
             {
                 "nodeid": self.item.nodeid,

@@ -172,8 +172,9 @@ class Controller:
         output = getattr(node, "workeroutput", None) or {}
         self.usage_error = output.get("ageval_usage_error", self.usage_error)
         if error and self._ran_attempts():
-            note = self._note(node.gateway.id)
-            kinds = {note["box"]} if "box" in note else self._kinds()
+            kinds = {
+                str(note["box"]) for note in self._notes(node.gateway.id) if "box" in note
+            } or self._kinds()
             self._reap(kinds, **{"ageval.worker": node.gateway.id})
 
     @pytest.hookimpl(optionalhook=True)
@@ -182,9 +183,7 @@ class Controller:
         if not has_tasks([crashitem], self.config.rootpath):
             return
         gateway = report.node.gateway.id
-        note = self._note(gateway)
-        if note.get("nodeid") != crashitem:
-            note = {}
+        note = next((n for n in self._notes(gateway) if n.get("nodeid") == crashitem), {})
         where = note.get("attempt_dir")
         message = f"the process {gateway} died while it ran this attempt" + (
             f"; its evidence so far: {where}" if where else ""
@@ -211,9 +210,9 @@ class Controller:
             *((f"ageval.{name}", str(note[name])) for name in kept if note.get(name)),
         ]
 
-    def _note(self, gateway: str) -> dict[str, Any]:
-        """What a worker wrote down about the attempt that it is at."""
-        return _read(self._running / f"{gateway}.json")
+    def _notes(self, gateway: str) -> list[dict[str, Any]]:
+        """What a worker wrote down about the attempts that it is at."""
+        return [_read(path) for path in self._running.glob(f"{gateway}.*.json")]
 
     @property
     def _running(self) -> Path:

@@ -185,6 +185,9 @@ class Job:
         """All of them can be understood."""
         for name in options.BY_NAME:
             self.option(name)
+        in_flight = self.option("in_flight")
+        if in_flight is not None and in_flight < 1:
+            raise ConfigError("invalid_option", "--in-flight must be at least 1")
         _ = self.variants
         _ = self.ledger, self.prices
         self._check_tape()

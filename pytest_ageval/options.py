@@ -88,6 +88,13 @@ OPTIONS = (
         metavar="NAME=VALUE",
     ),
     Option("attempts", ("--attempts",), "attempts at each task (default 1)", "int", metavar="N"),
+    Option(
+        "in_flight",
+        ("--in-flight",),
+        "attempts that each process keeps running at once (default 1)",
+        "int",
+        metavar="N",
+    ),
     Option("effort", ("--effort",), "reasoning effort asked of the model", metavar="LEVEL"),
     Option("base_url", ("--base-url",), "address of the model's API", metavar="URL"),
     Option("profiles", ("--profiles",), "profiles.yaml in place of the data set's", metavar="FILE"),

@@ -21,7 +21,7 @@ from pytest_ageval.fixtures import (  # fixtures are found here by name
     scripted_model,
 )
 from pytest_ageval.interrupts import Worker
-from pytest_ageval.options import OPTIONS
+from pytest_ageval.options import OPTIONS, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -87,6 +87,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Worker(config), "ageval-worker")
     else:
         config.pluginmanager.register(Controller(config), "ageval-controller")
+    _configure_in_flight(config)
+
+
+def _configure_in_flight(config: pytest.Config) -> None:
+    try:
+        limit = resolve(config, "in_flight")[0] or 1
+    except pytest.UsageError:  # said when the options are checked
+        return
+    if limit > 1:
+        from pytest_ageval.inflight.plugin import InFlight
+
+        config.pluginmanager.register(InFlight(config, limit), "ageval-in-flight")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -189,5 +190,7 @@ async def in_thread(function: Callable[..., T], **arguments: Any) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             here.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=call, name="ageval-hook", daemon=True).start()
+    # In the context of the caller, so that what the function logs is known to be the attempt's.
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(call,), name="ageval-hook", daemon=True).start()
     return await done

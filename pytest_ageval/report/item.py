@@ -11,6 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pytest_ageval.inflight.started import Started
+
 from pytest_ageval.attempt_face import FACE, KNOWN, NOT_RUN, AttemptFace, describe
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
@@ -43,6 +45,8 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     given_up = isinstance(error, pytest.skip.Exception | pytest.xfail.Exception)
     if face is not None and error is not None:
         face.discard() if given_up else face.fail(error)
+    if call.when == "call" and face is not None and face.started is not None and face.started.log:
+        item.add_report_section("call", "log", face.raw.redactor.text("\n".join(face.started.log)))
     # Replaced, not added: a test that is run again has those of its last attempt.
     kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
     # After a set-up that went well there is nothing to tell yet: no verdict is not an ERROR.
@@ -69,6 +73,8 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         if redact(shown) != shown:
             report.longrepr = redact(shown)
         report.sections[:] = [(n, face.raw.redactor.text(text)) for n, text in report.sections]
+    if face is not None and face.started is not None:
+        _in_its_own_time(report, face.started, call.when)
     warnings = [] if face is None else [*filter(None, (face.raw.cleanup_warning, face.raw.export_warning))]
     if call.when == "teardown" and warnings:
         report.ageval_cleanup = clean("; ".join(warnings))  # type: ignore[attr-defined]
@@ -89,6 +95,12 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
 
             extra = html.extras(face, page)
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
+
+
+def _in_its_own_time(report: pytest.TestReport, started: Started, when: str) -> None:
+    """An attempt that was started ahead took its own time, not that of its item's turn."""
+    report.duration = started.seconds(when)
+    report.stop = report.start + report.duration
 
 
 def _classify(

@@ -1,0 +1,101 @@
+"""Attempts in flight in the workers of pytest-xdist: which items a worker is given, and how it takes them.
+
+pytest-xdist has no public interface for a worker that runs its items in another order. What is used of its
+inside is named in `attributes`; where one is missing, attempts run one after the other.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_ageval.inflight.loop import Source
+
+#: What a worker of pytest-xdist must have.
+ATTRIBUTES = ("torun", "channel", "handle_command", "sendevent", "pytest_runtest_logreport")
+
+
+def worker_source(session: pytest.Session) -> Source | None:
+    """The items that the controller gives to this worker; None when this pytest-xdist works otherwise."""
+    for plugin in session.config.pluginmanager.get_plugins():
+        if hasattr(plugin, "run_one_test") and hasattr(plugin, "torun"):
+            marker = getattr(plugin.handle_command, "__globals__", {}).get("Marker")
+            if marker is None or not all(hasattr(plugin, name) for name in ATTRIBUTES):
+                return None
+            return _Worker(session, plugin, marker.SHUTDOWN)
+    return None
+
+
+class _Worker:
+    def __init__(self, session: pytest.Session, interactor: Any, shutdown: object) -> None:
+        self._session = session
+        self._interactor = interactor
+        self._shutdown = shutdown
+        self._closed = False
+        self._index: dict[pytest.Item, int] = {}
+        interactor.channel.setcallback(interactor.handle_command, endmarker=shutdown)
+
+    def more(self, *, wait: bool) -> list[pytest.Item]:
+        """What has arrived."""
+        found: list[pytest.Item] = []
+        while not self._closed:
+            if not (wait and not found):
+                with self._interactor.torun.lock() as queue:
+                    if not queue:
+                        break
+            index = self._interactor.torun.get()
+            if index is self._shutdown:
+                self._closed = True
+                break
+            item = self._session.items[index]
+            self._index[item] = index
+            found.append(item)
+        return found
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """As the worker's own loop does, with the item's number for its reports."""
+        index = self._interactor.item_index = self._index[item]
+        start = time.perf_counter()
+        self._session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        self._interactor.sendevent(
+            "runtest_protocol_complete", item_index=index, duration=time.perf_counter() - start
+        )
+
+
+def make_scheduler(config: pytest.Config, log: Any, depth: int) -> Any:
+    """A scheduler that keeps `depth` items at every worker; None when another one was asked for."""
+    if config.getoption("dist", "no") not in ("load", "no") or config.getoption("maxschedchunk", None):
+        return None
+    from xdist.scheduler import LoadScheduling
+
+    class InFlightScheduling(LoadScheduling):  # type: ignore[misc]
+        """Hands items out singly, `depth` to each worker."""
+
+        def schedule(self) -> None:
+            """Begin with one item for each worker, so that all get some of the first."""
+            begun = self.collection is not None
+            self.maxschedchunk = 1
+            super().schedule()
+            if not begun and self.collection:
+                while self.pending and any(len(rows) < depth for rows in self.node2pending.values()):
+                    for node in self.nodes:
+                        self._send_tests(node, 1 if len(self.node2pending[node]) < depth else 0)
+                if not self.pending:
+                    for node in self.nodes:
+                        node.shutdown()
+
+        def check_schedule(self, node: Any, duration: float = 0) -> None:
+            """Fill a worker up again."""
+            if node.shutting_down:
+                return
+            if not self.pending:
+                node.shutdown()
+                return
+            wanted = depth - len(self.node2pending[node])
+            if wanted > 0:
+                self._send_tests(node, wanted)
+
+    return InFlightScheduling(config, log)
