@@ -43,7 +43,11 @@ CAPABILITIES = (
     "uid_gid",
     "path_views",
     "compose",
+    "network_phases",
 )
+
+#: What a box's network lets through. ``allowlist``: named hosts, through a proxy.
+NetworkMode = Literal["public", "no-network", "allowlist"]
 
 #: Bytes of stdout and of stderr that an `ExecResult` keeps (half from the head, half from the tail).
 STREAM_LIMIT = 256 * 1024
@@ -249,6 +253,14 @@ class Box(abc.ABC):
     ) -> StdioTransport:
         """Start a long-lived process and connect to its standard streams."""
         raise BoxError("environment_capability_missing", f"{self.kind} has no attach_stdio")
+
+    async def use_network(self, mode: NetworkMode, hosts: Sequence[str] = (), *, model: bool = False) -> None:
+        """From now on everything in the box has this network; connections of before are cut.
+
+        `hosts` may be reached with ``allowlist``, and with `model` what `BoxSpec.model_urls` names. For kinds
+        with the capability ``network_phases``.
+        """
+        raise BoxError("environment_capability_missing", f"{self.kind} has no network_phases")
 
     def visible_path(self, path: str) -> str:
         """`path` as a process in the box must spell it, for arguments and environment values."""

@@ -275,6 +275,8 @@ class Executor(abc.ABC):
     requires_model: ClassVar[bool] = False
     #: False for one that plays an agent without calling a model.
     calls_model: ClassVar[bool] = True
+    #: It plays `Session.solution`, which only such an executor is given.
+    plays_solution: ClassVar[bool] = False
     #: Names of the environment variables with the key and the address, where a role names none.
     #: A key's name is locked always, an address only when its variable is set.
     default_api_key_name: ClassVar[str | None] = None

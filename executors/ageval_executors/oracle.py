@@ -85,6 +85,7 @@ class OracleExecutor(Executor):
     kind = "oracle"
     requires_box = frozenset({"exec", "upload"})
     calls_model = False
+    plays_solution = True
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

@@ -130,11 +130,14 @@ def box_spec(attempt: Attempt) -> BoxSpec:
 def box_options(attempt: Attempt) -> Mapping[str, Any]:
     """As they are locked; the variables of a Harbor task with their values."""
     locked = attempt.locked
-    if locked.harbor is None or not locked.harbor.env:
+    if locked.harbor is None or not (locked.harbor.env or locked.harbor.compose_variables):
         return locked.box.options
-    from pytest_ageval.attempt.harbor.environment import variables
+    from pytest_ageval.attempt.harbor.environment import compose_variables, variables
 
-    return {**locked.box.options, "environment": variables(attempt)}
+    options = {**locked.box.options, "environment": variables(attempt)}
+    if more := compose_variables(attempt):
+        options["compose_environment"] = more
+    return options
 
 
 async def seed(attempt: Attempt, box: Box) -> None:

@@ -35,6 +35,8 @@ async def equip(attempt: Attempt, box: Box) -> None:
     for binding in attempt.locked.bindings.values():
         await copy_logins(attempt, box, binding)
         equipment = binding.equipment
+        for skills, root in equipment.image_skills:
+            await copy_skills(attempt, box, skills, f"{HOME}/{root}")
         for row in (*equipment.files, *equipment.skills, *equipment.instructions):
             rows = placed.setdefault(f"{_ROOTS[row.root]}/{row.dest}", [])
             if row not in rows:
@@ -47,6 +49,15 @@ async def equip(attempt: Attempt, box: Box) -> None:
             source = await asyncio.to_thread(staged, attempt, rows, Path(folder, str(number)))
             await box.upload(source, dest)
     attempt.fact("agents_equipped", {dest: [row.shown for row in rows] for dest, rows in placed.items()})
+
+
+async def copy_skills(attempt: Attempt, box: Box, source: str, dest: str) -> None:
+    """Copy the skills that the image has in `source` to where the agent looks for them."""
+    command = ["sh", "-c", 'mkdir -p -- "$2" && cp -R -- "$1"/. "$2"', "sh", source, box.visible_path(dest)]
+    done = await box.exec(command, timeout=120)
+    if not done.ok:
+        raise BoxError("environment_setup_failed", f"skills_dir {source}: {done.stderr.strip()[:300]}")
+    attempt.fact("skills_copied", {"from": source, "to": dest})
 
 
 async def make_parents(box: Box, paths: Iterable[str]) -> None:

@@ -174,6 +174,7 @@ def gather_equipment(profile: ProfileRow, place: Place, task: TaskDocument, fitt
             *_servers(task.mcp_servers, ours, fittings),
             *_servers(profile.mcp_servers or (), place, fittings),
         ),
+        _image_skills(task, ours, fittings),
     )
     _refuse_twice(found, place)
     for placed in found.files:
@@ -197,6 +198,15 @@ def _skills(sources: Iterable[str], place: Place, at: str, roots: Sequence[str])
             raise place.error("missing_reference", f"the skill {source} has no SKILL.md", at)
         found += [Placed(path, f"{root}/{path.name}", shown=source) for root in roots]
     return found
+
+
+def _image_skills(task: TaskDocument, place: Place, fittings: Fittings) -> tuple[tuple[str, str], ...]:
+    source = task.harbor.skills_dir if task.harbor is not None else None
+    if source is None:
+        return ()
+    if not fittings.skills:
+        raise place.error("unsupported_equipment", "the agent has no skills", "/environment/skills_dir")
+    return tuple((source, root) for root in fittings.skills)
 
 
 def _instructions(sources: Iterable[str], place: Place, at: str, dest: str | None) -> list[Placed]:
@@ -301,6 +311,8 @@ def locked_equipment(equipment: Equipment) -> dict[str, Any]:
                 {"dest": f"{row.root}/{row.dest}", "digest": _digest(row.source), "src": row.shown}
                 for row in rows
             ]
+    if equipment.image_skills:
+        found["image_skills"] = [{"src": src, "dest": f"home/{dest}"} for src, dest in equipment.image_skills]
     if equipment.mcp_servers:
         found["mcp_servers"] = [_locked_server(server) for server in equipment.mcp_servers]
     return found

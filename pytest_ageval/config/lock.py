@@ -73,6 +73,12 @@ def lock_task(
     if credentials:
         for bound in bounds.values():
             check_credential(bound, dataset)
+        if task.harbor is not None:
+            from pytest_ageval.config.harbor.variables import check_variables
+
+            solution = any(bound.cls.plays_solution for bound in bounds.values())
+            calling = any(bound.cls.calls_model for bound in bounds.values())
+            check_variables(task, dataset, solution=solution, mcp=calling)
     parameters, parameter_rows = _parameters(task, job)
     limits, limit_rows = _limits(task, job)
     budget, budget_rows = _budget(job)

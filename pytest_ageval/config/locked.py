@@ -98,6 +98,8 @@ class Equipment:
     skills: tuple[Placed, ...] = ()
     instructions: tuple[Placed, ...] = ()
     mcp_servers: tuple[McpServer, ...] = ()
+    #: Directories of skills in the image, and the directory below HOME that each is copied into.
+    image_skills: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,13 +80,13 @@ def session_for(
         called=calls.called if calls is not None else lambda usage: None,
         mcp_servers=mcp_servers(attempt, binding),
         login=binding.auth != "env",
-        solution=reference_solution(attempt),
+        solution=reference_solution(attempt, binding),
     )
 
 
-def reference_solution(attempt: Attempt) -> Solution | None:
-    """What the oracle plays; None for a task in our own format."""
-    if attempt.locked.harbor is None:
+def reference_solution(attempt: Attempt, binding: Binding) -> Solution | None:
+    """What the oracle plays; None for a task in our own format, and for an agent that works itself."""
+    if attempt.locked.harbor is None or not attempt.registry.executor(binding.executor).plays_solution:
         return None
     from pytest_ageval.attempt.harbor.environment import solution
 

@@ -45,6 +45,10 @@ class Commands:
         self._ooms = 0
         self._ending: set[asyncio.Task[list[str]]] = set()
 
+    def give(self, variables: Mapping[str, str]) -> None:
+        """Commands that start from now on have these."""
+        self._variables = dict(variables)
+
     def of(self, container: str) -> Commands:
         """Commands in a compose service's container, with its own user and environment."""
         return Commands(self.engine, container, "", {})

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ageval_boxes.docker_box._checks import check_service, mapping
 from ageval_boxes.docker_box._engine import Engine, call
 from pytest_ageval.errors import BoxError
 
@@ -29,24 +30,6 @@ _MAIN_ALONE = json.dumps({"services": {MAIN: {"image": "made-by-the-box"}}})
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 
-#: Capabilities by which a service would reach this machine or the attempt.
-_CAPABLE = {
-    "ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH", "NET_ADMIN", "BPF",
-}  # fmt: skip
-
-
-def _reaches_out(key: str, value: Any) -> bool:
-    """With this setting a service would have this machine."""
-    if key in ("pid", "ipc", "userns_mode", "uts", "cgroup"):
-        return bool(value == "host")
-    if key == "network_mode":
-        return str(value) == "host" or str(value).startswith("container:")
-    if key == "cap_add":
-        return any(str(name).upper().removeprefix("CAP_") in _CAPABLE for name in value or ())
-    if key == "security_opt":
-        return any("unconfined" in str(row) for row in value or ())
-    return key in ("privileged", "devices") and bool(value)
-
 
 def find(task_root: Path | None) -> Path | None:
     """The compose file of a task, if it has one."""
@@ -56,8 +39,10 @@ def find(task_root: Path | None) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def isolated(document: dict[str, Any], directory: Path, labels: Mapping[str, str]) -> dict[str, Any]:
-    """A resolved compose document as an attempt may run it.
+def isolated(
+    document: dict[str, Any], directory: Path, labels: Mapping[str, str], *, internal: bool = False
+) -> dict[str, Any]:
+    """A resolved compose document as an attempt may run it; with `internal` its networks have no way out.
 
     Raises BoxError ``environment_compose_failed`` for a service that asks for more.
     """
@@ -65,10 +50,10 @@ def isolated(document: dict[str, Any], directory: Path, labels: Mapping[str, str
     volumes = {name: _own(row, labels) for name, row in (document.get("volumes") or {}).items()}
     networks = {name: _own(row, labels) for name, row in (document.get("networks") or {}).items()}
     for name, service in services.items():
-        _check(name, service, directory)
+        check_service(name, service, directory)
         for key in ("container_name", "ports", "profiles"):
             service.pop(key, None)
-        service["labels"] = {**_mapping(service.get("labels")), **labels}
+        service["labels"] = {**mapping(service.get("labels")), **labels}
         waits = service.get("depends_on")
         if isinstance(waits, dict):
             service["depends_on"] = {key: row for key, row in waits.items() if key != MAIN}
@@ -77,6 +62,10 @@ def isolated(document: dict[str, Any], directory: Path, labels: Mapping[str, str
         if not service.get("depends_on"):
             service.pop("depends_on", None)
     networks.setdefault("default", {"labels": dict(labels)})
+    if internal:
+        # Without the option the host itself would be reached at the network's gateway.
+        closed = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
+        networks = {name: {**row, **closed} for name, row in networks.items()}
     kept: dict[str, Any] = {
         key: document[key] for key in ("version", "secrets", "configs") if key in document
     }
@@ -88,37 +77,8 @@ def _own(row: Mapping[str, Any] | None, labels: Mapping[str, str]) -> dict[str, 
     if found.get("external"):
         return found
     found.pop("name", None)
-    found["labels"] = {**_mapping(found.get("labels")), **labels}
+    found["labels"] = {**mapping(found.get("labels")), **labels}
     return found
-
-
-def _mapping(labels: Any) -> dict[str, str]:
-    if isinstance(labels, list):
-        return {key: value for key, _, value in (str(row).partition("=") for row in labels)}
-    return {str(key): str(value) for key, value in (labels or {}).items()}
-
-
-def _check(name: str, service: Mapping[str, Any], directory: Path) -> None:
-    for key, value in service.items():
-        if _reaches_out(key, value):
-            raise BoxError(
-                "environment_compose_failed",
-                f"the service {name} may not have {key}: {json.dumps(value)}",
-            )
-    for row in service.get("volumes") or ():
-        source = _bind_source(row)
-        if source is not None and not Path(source).resolve().is_relative_to(directory.resolve()):
-            raise BoxError(
-                "environment_compose_failed",
-                f"the service {name} may not mount {source}: it lies outside of {directory}",
-            )
-
-
-def _bind_source(row: Any) -> str | None:
-    if isinstance(row, dict):
-        return str(row.get("source")) if row.get("type") == "bind" else None
-    source = str(row).split(":", 1)[0]
-    return source if source.startswith(("/", ".", "~")) and ":" in str(row) else None
 
 
 class Project:
@@ -132,18 +92,23 @@ class Project:
         work_dir: Path,
         labels: Mapping[str, str],
         variables: Mapping[str, str],
+        *,
+        internal: bool = False,
     ) -> None:
         self._engine = engine
         self.file = file
-        self._name = name
+        self.name = name
         self._work = work_dir
         self._labels = labels
         self._variables = variables
+        self.internal = internal
         self._cli: list[str] = []
         #: Services whose health is waited for, and the last that their check said.
         self.waiting: dict[str, str] = {}
         #: Container ids by service.
         self.containers: dict[str, str] = {}
+        #: What the file says of the attempt's own container.
+        self.main: dict[str, Any] = {}
         #: The network that the attempt's container joins.
         self.network = f"{name}_default"
 
@@ -157,7 +122,9 @@ class Project:
         await asyncio.to_thread(first.write_text, _MAIN_ALONE, "utf-8")
         files = ("-f", str(first), "-f", str(self.file))
         text = await self._run(*files, "--project-directory", str(directory), "config")
-        document = isolated(yaml.safe_load(text) or {}, directory, self._labels)
+        resolved = yaml.safe_load(text) or {}
+        self.main = dict((resolved.get("services") or {}).get(MAIN) or {})
+        document = isolated(resolved, directory, self._labels, internal=self.internal)
         if not document["services"]:
             self.network = "bridge"
             return
@@ -171,13 +138,13 @@ class Project:
     async def find(self) -> None:
         """Know the services again that another process started with `up`."""
         await self._choose_network()
-        query = {"label": f"{_PROJECT}={self._name}"}
+        query = {"label": f"{_PROJECT}={self.name}"}
         for row in await call(self._engine.client.api.containers, all=True, filters=query):
             self.containers[row["Labels"][_SERVICE]] = str(row["Id"])
 
     async def _choose_network(self) -> None:
         """The default network; where no service uses it, the first that there is."""
-        query = {"label": f"{_PROJECT}={self._name}"}
+        query = {"label": f"{_PROJECT}={self.name}"}
         rows = await call(self._engine.client.api.networks, filters=query)
         names = sorted(row["Name"] for row in rows)
         if names and self.network not in names:
@@ -185,7 +152,7 @@ class Project:
 
     async def _wait(self, services: set[str]) -> None:
         api = self._engine.client.api
-        query = {"label": f"{_PROJECT}={self._name}"}
+        query = {"label": f"{_PROJECT}={self.name}"}
         while True:
             waiting = False
             for row in await call(api.containers, all=True, filters=query):
@@ -234,7 +201,7 @@ class Project:
         return found
 
     async def _run(self, *arguments: str) -> str:
-        command = [*self._cli, "-p", self._name, *arguments]
+        command = [*self._cli, "-p", self.name, *arguments]
         code, out, err = await _run(command, UP_SECONDS, self._variables)
         if code != 0:
             full = "no space left on device" in err.lower()

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from ageval_boxes.docker_box import _main
+from ageval_boxes.docker_box._checks import mapping
 from ageval_boxes.docker_box._egress import NO_RESOLVER
 from ageval_boxes.docker_box._engine import Engine
 from pytest_ageval.box import ARTIFACTS, HOME, ROOT, WORKSPACE, cache_root
@@ -81,6 +83,14 @@ def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
                 if not _is_an_install(source, target)
             ),
         ]
+    main: Mapping[str, Any] = {}
+    more: dict[str, Any] = {}
+    if plan.project is not None and plan.options.layout == "image":
+        main = plan.project.main
+        more, shared = _main.host_config(
+            engine, main, plan.project.name, plan.project.file.parent, plan.labels
+        )
+        mounts += shared
     network, endpoint = _network(engine, plan)
     host = api.create_host_config(
         init=True,
@@ -88,9 +98,10 @@ def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
         network_mode=network,
         security_opt=["no-new-privileges"],
         cap_drop=["ALL"],
-        cap_add=[*CAPABILITIES, *plan.options.cap_add],
-        dns=[NO_RESOLVER] if plan.closed else None,
+        cap_add=[*CAPABILITIES, *plan.options.cap_add, *(main.get("cap_add") or ())],
+        dns=[NO_RESOLVER] if plan.closed or "allowlist" in plan.options.network_phases else None,
         **_limits(plan.resources),
+        **more,
     )
     made = api.create_container(
         plan.image,
@@ -100,12 +111,15 @@ def create(engine: Engine, plan: Plan) -> tuple[str, list[str]]:
         # Root's, so that no command of the box's user can end it.
         user="0:0",
         working_dir=plan.working_dir,
-        labels=dict(plan.labels),
+        labels={**mapping(main.get("labels")), **plan.labels},
+        hostname=main.get("hostname"),
         host_config=host,
         networking_config=endpoint,
         healthcheck={"test": ["NONE"]},
         platform=plan.options.platform,
     )
+    for name, aliases in _further_networks(plan, network).items():
+        api.connect_container_to_network(made["Id"], name, aliases=aliases)
     return str(made["Id"]), [str(words) for words in made.get("Warnings") or ()]
 
 
@@ -118,17 +132,38 @@ def _is_an_install(source: Path, target: str) -> bool:
 
 def _network(engine: Engine, plan: Plan) -> tuple[str, Any]:
     asked, project = plan.options.network, plan.project
+    if plan.options.network_phases:
+        return "none", None
     if plan.closed is not None:
         return plan.closed, None
     if asked.startswith("service:"):
         if project is None:
             raise BoxError("environment_options_invalid", f"network {asked}: there is no compose project")
         return f"container:{project.containers[asked.removeprefix('service:')]}", None
-    if project is not None and asked == "bridge":
+    if project is not None and (asked == "bridge" or project.internal):
         api = engine.client.api
-        config = api.create_endpoint_config(aliases=["main"])
-        return project.network, api.create_networking_config({project.network: config})
+        name, aliases = next(iter(_joined(plan).items()))
+        config = api.create_endpoint_config(aliases=aliases)
+        return name, api.create_networking_config({name: config})
     return asked, None
+
+
+def _joined(plan: Plan) -> dict[str, list[str]]:
+    """The networks of the compose project that the container is in, with its names there."""
+    project = plan.project
+    if project is None or not project.containers:
+        return {} if project is None else {project.network: ["main"]}
+    if plan.options.layout != "image" or not project.main.get("networks"):
+        return {project.network: ["main"]}
+    return _main.networks(project.main, project.name, project.network)
+
+
+def _further_networks(plan: Plan, first: str) -> dict[str, list[str]]:
+    if plan.project is None or not plan.project.containers or plan.options.network.startswith("service:"):
+        return {}
+    if plan.options.network not in ("bridge", "none") or (first == "none"):
+        return {}
+    return {name: aliases for name, aliases in _joined(plan).items() if name != first}
 
 
 def _limits(resources: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ no address on the host, and names are not resolved beyond it.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,14 +27,18 @@ POOL_SECONDS = 30.0
 def rules(urls: Iterable[str], extra: Sequence[str]) -> list[str]:
     """``host:port`` for the providers' addresses and for each host that is allowed besides.
 
-    A host without a port may be reached at 443 and 80. Raises ValueError for what is no host.
+    A host without a port, an IPv6 address and a network may be reached at 443 and 80. Raises
+    ValueError for what is no host.
     """
-    found = []
+    found: list[str] = []
     for url in urls:
         parts = urlsplit(url)
         if parts.hostname:
             found.append(f"{parts.hostname}:{parts.port or (80 if parts.scheme == 'http' else 443)}")
     for row in extra:
+        if "/" in row or row.count(":") > 1:
+            found += [f"[{ipaddress.ip_network(row)}]:{port}" for port in (443, 80)]
+            continue
         parts = urlsplit(f"//{row}")
         if not parts.hostname or parts.path or parts.username:
             raise ValueError(f"egress_allow: {row!r} is not a host or host:port")

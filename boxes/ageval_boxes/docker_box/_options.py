@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from ageval_boxes.docker_box._egress import rules
+from pytest_ageval.box import NetworkMode
 
 
 class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -28,8 +29,10 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `python_version`: which variant of the base image, such as ``3.12``.
     `cap_add`: capabilities (``SYS_PTRACE``) that root in the box gets beyond those of an installer.
     `environment`: variables of every command.
+    `compose_environment`: variables that the compose file names, besides those of `environment`.
+    `network_phases`: the network is changed while the box runs (`use_network`), to one of these.
     `egress`: with ``llm`` the box reaches the agents' ``base_url`` hosts and `egress_allow`
-    (``host`` or ``host:port``, ``*.host``) and nothing else, through a proxy.
+    (``host`` or ``host:port``, ``*.host``, ``10.0.0.0/8``) and nothing else, through a proxy.
     `background`: what `quiesce` does with processes that detached themselves.
     """
 
@@ -46,6 +49,8 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     python_version: str | None = None
     cap_add: list[str] = msgspec.field(default_factory=list)
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    compose_environment: dict[str, str] = msgspec.field(default_factory=dict)
+    network_phases: list[NetworkMode] = msgspec.field(default_factory=list)
     egress: Literal["off", "llm"] = "off"
     egress_allow: list[str] = msgspec.field(default_factory=list)
     background: Literal["kill", "keep"] = "kill"
@@ -67,9 +72,23 @@ class DockerOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError("egress_allow needs egress: llm")
         if self.egress == "llm" and self.network != "bridge":
             raise ValueError(f"egress: llm has a network of its own; network: {self.network} cannot be")
+        if self.network_phases and self.network not in ("bridge", "none"):
+            raise ValueError(f"network_phases: the network is bridge or none, not {self.network}")
         rules((), self.egress_allow)
         if self.image and self.docker_image and self.image != self.docker_image:
             raise ValueError("image and docker_image are two names of one option")
+
+    @property
+    def network_mode(self) -> NetworkMode:
+        """The network with which the box is opened."""
+        if self.egress == "llm":
+            return "allowlist"
+        return "no-network" if self.network == "none" else "public"
+
+    @property
+    def closes_services(self) -> bool:
+        """With ``layout: image`` the network of the box is that of its services too."""
+        return self.layout == "image" and self.network_mode != "public"
 
     @property
     def named_image(self) -> str | None:

@@ -1,10 +1,12 @@
 """The way out of a box with ``egress: llm``: an HTTP proxy that knows a list of hosts.
 
 Runs by itself inside a container of its own (Python 3.9 or newer, standard library only):
-``python3 -c <this text> <port> <host:port> ...``. ``*.example.org`` stands for every name below it.
+``python3 -c <this text> <port> <host:port> ...``. ``*.example.org`` stands for every name below it,
+``[10.0.0.0/8]`` for the addresses of a network. No name is resolved to find out whether it is one of them.
 """
 
 import asyncio
+import ipaddress
 import sys
 from urllib.parse import urlsplit
 
@@ -16,11 +18,17 @@ CHUNK = 64 * 1024
 def allowed(host: str, port: int, rules: "list[tuple[str, int]]") -> bool:
     """Some rule names this host and port."""
     name = host.lower().rstrip(".")
-    for rule, number in rules:
-        same = name.endswith(rule[1:]) if rule.startswith("*.") else name == rule
-        if same and port == number:
-            return True
-    return False
+    return any(port == number and matches(name, rule) for rule, number in rules)
+
+
+def matches(name: str, rule: str) -> bool:
+    """`rule` is the name, a pattern for it, or a network with this address."""
+    if "/" in rule:
+        try:
+            return ipaddress.ip_address(name) in ipaddress.ip_network(rule)
+        except ValueError:
+            return False  # a name
+    return name.endswith(rule[1:]) if rule.startswith("*.") else name == rule
 
 
 def parse(words: "list[str]") -> "list[tuple[str, int]]":

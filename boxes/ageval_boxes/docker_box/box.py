@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from ageval_boxes.docker_box import (
     _images,
     _layers,
     _layout,
+    _main,
     _owner,
+    _phases,
 )
 from ageval_boxes.docker_box._commands import Commands, check_command
 from ageval_boxes.docker_box._engine import Engine, call, connect, failure
@@ -37,6 +40,7 @@ from pytest_ageval.box import (
     BoxSpec,
     ExecResult,
     Leftover,
+    NetworkMode,
     ProbeStatus,
     StdioTransport,
     check_path,
@@ -54,7 +58,7 @@ class DockerBox(BoxFiles):
     kind = "docker"
     makes_images: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset(
-        {"exec", "upload", "download", "attach_stdio", "uid_gid", "path_views", "compose"}
+        {"exec", "upload", "download", "attach_stdio", "uid_gid", "path_views", "compose", "network_phases"}
     )
     Options = DockerOptions
 
@@ -65,6 +69,7 @@ class DockerBox(BoxFiles):
         self._commands: Commands | None = None
         self._compose: _compose.Project | None = None
         self._closed: str | None = None
+        self._phases: _phases.Phases | None = None
         self._relays = _gateway.Relays()
         self._transports: list[ExecTransport] = []
         self._creating: asyncio.Future[tuple[str, list[str]]] | None = None
@@ -110,6 +115,8 @@ class DockerBox(BoxFiles):
         if self._foreign:
             user, self._user = await _layout.prepare(engine, self._container_id, image, self.options)
         self._begin(engine, user)
+        if self.options.network_phases:
+            await self.use_network(self.options.network_mode, self.options.egress_allow)
 
     def _begin(self, engine: Engine, user: str | None = None) -> None:
         user = user or f"{self._user[0]}:{self._user[1]}"
@@ -167,19 +174,26 @@ class DockerBox(BoxFiles):
             raise
 
     def _project(self, engine: Engine, file: Path) -> _compose.Project:
+        variables = {**self.options.compose_environment, **self.options.environment}
         return _compose.Project(
             engine,
             file,
             f"ageval-{self._id[:10]}",
             self.spec.work_dir,
             self._labels(),
-            self.options.environment,
+            {**_main.infrastructure(file.parent, self.options, self.spec.resources), **variables},
+            internal=self.options.closes_services,
         )
 
     async def _close_network(self, engine: Engine) -> None:
-        if self.options.egress == "off":
+        if self.options.network_phases and self._compose is not None and self._compose.containers:
+            raise BoxError(
+                "environment_options_invalid",
+                "network_phases cannot be held to beside compose services: they are a way out",
+            )
+        if self.options.egress == "off" or self.options.network_phases:
             return
-        if self._compose is not None:
+        if self._compose is not None and not self.options.closes_services:
             raise BoxError(
                 "environment_options_invalid",
                 "egress: llm cannot be enforced beside compose services: they are a way out",
@@ -187,10 +201,30 @@ class DockerBox(BoxFiles):
         labels = self._labels()
         base = await _images.base(engine, self.options.platform, None, self._image_labels())
         self._closed = await _egress.open_network(engine, f"ageval-{self._id}", labels)
-        # With the gateway the providers need not be reached: `forward` is the way out.
-        urls = () if self.spec.gateway and engine.socket is not None else self.spec.model_urls
-        allowed = _egress.rules(urls, self.options.egress_allow)
+        allowed = _egress.rules(self._model_urls(engine), self.options.egress_allow)
         await _egress.start_proxy(engine, base, self._closed, allowed, labels)
+
+    def _model_urls(self, engine: Engine) -> Sequence[str]:
+        """With the gateway the providers need not be reached: `forward` is the way out."""
+        return () if self.spec.gateway and engine.socket is not None else self.spec.model_urls
+
+    async def use_network(self, mode: NetworkMode, hosts: Sequence[str] = (), *, model: bool = False) -> None:
+        """Change the network; see `Box.use_network`. A mode that `network_phases` names."""
+        commands = self._running
+        if self._phases is None:
+            self._phases = _phases.Phases(
+                commands.engine,
+                f"ageval-{self._id}-{secrets.token_hex(2)}",
+                self._labels(),
+                self.options.platform,
+                self.options.network_phases,
+                self._image_labels(),
+            )
+        urls = self._model_urls(commands.engine) if model else ()
+        closed = await self._phases.use(commands, mode, _egress.rules(urls, hosts))
+        await self._relays.close()
+        self._relays, self._closed = _gateway.Relays(), closed
+        commands.give(self._variables())
 
     async def _with_layers(self, engine: Engine, image: str) -> str:
         """`image` with the layers that are not shown from the host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.harbor.logs import JUDGE_FIGURES
 from pytest_ageval.attempt.harbor.reward import PRIMARY, primary
 from pytest_ageval.attempt.harbor.verifier import verify
 from pytest_ageval.errors import EvaluatorError
@@ -33,7 +34,7 @@ async def evaluate(attempt: Attempt) -> dict[str, Any]:
     return {
         "status": "PASS" if score >= least else "FAIL",
         "score": score,
-        "metrics": {**rewards, "evaluator_exit": attempt.steps[-1].exit_code},
+        "metrics": {**judges(attempt.steps), **rewards, "evaluator_exit": attempt.steps[-1].exit_code},
         "checks": [
             {
                 "id": record.name,
@@ -47,6 +48,16 @@ async def evaluate(attempt: Attempt) -> dict[str, Any]:
             for step in task.steps[len(attempt.steps) :]
         ],
     }
+
+
+def judges(records: list[StepRecord]) -> dict[str, float]:
+    """What the judges of all steps used, as metrics; none where no verifier says so."""
+    found: dict[str, float] = {}
+    for record in records:
+        for name in JUDGE_FIGURES:
+            if name in record.judges:
+                found[f"judge_{name}"] = found.get(f"judge_{name}", 0) + record.judges[name]
+    return found
 
 
 def combine(task: HarborTask, records: list[StepRecord]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import PhaseClock
-from pytest_ageval.attempt.harbor import verifier
+from pytest_ageval.attempt.harbor import networks, verifier
 from pytest_ageval.attempt.harbor.state import StepRecord
 from pytest_ageval.box import ENVIRONMENT, WORKSPACE
 from pytest_ageval.config.harbor.task import ROLE
@@ -72,6 +72,7 @@ async def _agent(
         attempt.clock = PhaseClock(SETUP_SECONDS)
         await _bring_step(attempt, step)
         attempt.clock = PhaseClock(step.agent_timeout_sec)
+    await networks.of_agent(attempt, step)
     started = time.monotonic()
     service = attempt.service = AgentService(attempt, "run")
     working = asyncio.ensure_future(_ask(service, step, number))
@@ -86,6 +87,7 @@ async def _agent(
             attempt.note_limit("wall_time_seconds")
     finally:
         await _seal(attempt, service, working)
+        await networks.of_environment(attempt)
         record.seconds["agent"] = round(time.monotonic() - started, 3)
 
 

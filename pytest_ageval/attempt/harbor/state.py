@@ -37,6 +37,8 @@ class StepRecord:
     exit_code: int | None = None
     limit: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    #: Tokens and cost of the verifier's judges, where it says so.
+    judges: dict[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> RewardStatus:
@@ -56,4 +58,6 @@ class StepRecord:
             "limit": self.limit,
             "seconds": self.seconds,
         }
+        if self.judges:
+            found["judges"] = self.judges
         return found if self.error is None else {**found, "error": self.error.as_dict()}

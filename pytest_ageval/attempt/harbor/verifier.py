@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.harbor import logs, networks
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
 from pytest_ageval.box import WORKSPACE, Box, ExecResult, system_script
@@ -71,7 +72,9 @@ async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None
         if step.verifier.separate:
             await _in_its_own_box(attempt, step, record, kept)
         else:
+            await networks.of_verifier(attempt, step)
             await _grade(attempt, attempt.raw_box, step, record)
+            await networks.of_environment(attempt)
     except AgevalError as error:
         record.error = error
     record.seconds["verifier"] = round(time.monotonic() - started, 3)
@@ -89,6 +92,8 @@ async def _in_its_own_box(attempt: Attempt, step: HarborStep, record: StepRecord
         await box.preflight()
         await box.start()
         attempt.fact("verifier_environment_started", {"step": step.name, "kind": box.kind})
+        if step.verifier.healthcheck is not None:
+            await wait_healthy(attempt, box, step.verifier.healthcheck)
         await put_back(box, kept)
         await _grade(attempt, box, step, record)
     finally:
@@ -98,13 +103,14 @@ async def _in_its_own_box(attempt: Attempt, step: HarborStep, record: StepRecord
 async def _grade(attempt: Attempt, box: Box, step: HarborStep, record: StepRecord) -> None:
     verifier = step.verifier
     await _prepare(attempt, box, verifier)
-    env = _environment(attempt, verifier)
+    env = await _environment(attempt, box, verifier)
     command = ["/bin/sh", "-c", _BASH, "sh", f"{TESTS}/test.sh"]
     done = await box.exec(command, cwd=WORKSPACE, env=env, user=verifier.user, timeout=verifier.timeout_sec)
     record.exit_code = done.exit_code
     attempt.evidence.write_verifier_output(step.name, done.stdout, done.stderr)
     # Nothing that test.sh left behind writes while its reward is read.
     await box.quiesce()
+    record.judges = await logs.keep(attempt, box, step.name)
     if done.timed_out:
         raise EvaluatorError(
             "verifier_timeout",
@@ -146,9 +152,9 @@ async def _prepare(attempt: Attempt, box: Box, verifier: HarborVerifier) -> None
     attempt.fact("gold_materialized", {"at": "evaluate", "step": verifier.tests})
 
 
-def _environment(attempt: Attempt, verifier: HarborVerifier) -> dict[str, str]:
+async def _environment(attempt: Attempt, box: Box, verifier: HarborVerifier) -> dict[str, str]:
     try:
-        return resolve(verifier.env, attempt.secret)
+        return await networks.reachable(box, verifier.env, resolve(verifier.env, attempt.secret))
     except KeyError as error:
         raise EvaluatorError(
             "unset_variable", f"verifier.env: the variable {error.args[0]} is not set"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.config.harbor import network
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
 #: The image's own working directory and user, and files that are copied.
 LAYOUT = {"layout": "image"}
+_OF_THE_IMAGE = ("image", "dockerfile", "build_context", "workdir", "platform")
 
 
 def agent_options(task: HarborTask, root: Path, calls_model: bool = False) -> dict[str, Any]:
@@ -20,16 +23,19 @@ def agent_options(task: HarborTask, root: Path, calls_model: bool = False) -> di
         options["image"] = task.image
         options["services"] = True
     else:
-        options |= _recipe(root, "environment")
-    if task.workdir is not None:
-        options["workdir"] = task.workdir
-    user = task.steps[0].agent_user
-    if user is not None:
-        options["user"] = user
-    if task.network == "no-network" and calls_model:
-        # Through the box's own proxy to the model and nowhere else.
-        return options | network_options("allowlist", ())
-    return options | network_options(task.network, task.allowed_hosts)
+        options |= _recipe(root, "environment", task.dockerfile)
+    user = task.steps[0].agent_user or task.user
+    given = {"workdir": task.workdir, "user": user, "platform": task.platform}
+    options |= {name: value for name, value in given.items() if value is not None}
+    if network.changes(task):
+        return options | _changing(task, calls_model)
+    return options | network.options(network.for_model(task.network, calls_model=calls_model))
+
+
+def _changing(task: HarborTask, calls_model: bool) -> dict[str, Any]:
+    """The box is opened with the network of the environment; the phases change it."""
+    later = {network.for_model(found, calls_model=calls_model).mode for found in network.phases(task)}
+    return {**network.options(task.network), "network_phases": sorted(later)}
 
 
 def verifier_options(task: HarborTask, verifier: HarborVerifier, root: Path) -> dict[str, Any]:
@@ -40,22 +46,12 @@ def verifier_options(task: HarborTask, verifier: HarborVerifier, root: Path) -> 
         options = _recipe(root, verifier.recipe)
     else:
         options = {k: v for k, v in agent_options(task, root).items() if k in _OF_THE_IMAGE}
-    return {**LAYOUT, **options, "services": False, **network_options(verifier.network, ())}
+    if verifier.workdir is not None:
+        options["workdir"] = verifier.workdir
+    return {**LAYOUT, **options, "services": False, **network.options(verifier.network or task.network)}
 
 
-_OF_THE_IMAGE = ("image", "dockerfile", "build_context", "workdir")
-
-
-def _recipe(root: Path, directory: str) -> dict[str, Any]:
-    if not (root / directory / "Dockerfile").is_file():
+def _recipe(root: Path, directory: str, name: str = "Dockerfile") -> dict[str, Any]:
+    if not (root / directory / name).is_file():
         return {}
-    return {"dockerfile": f"{directory}/Dockerfile", "build_context": directory}
-
-
-def network_options(mode: str, hosts: tuple[str, ...]) -> dict[str, Any]:
-    """Docker's ``none`` for no network; a list is enforced by the box's own proxy."""
-    if mode == "no-network":
-        return {"network": "none"}
-    if mode == "allowlist":
-        return {"egress": "llm", "egress_allow": list(hosts)}
-    return {}
+    return {"dockerfile": f"{directory}/{name}", "build_context": directory}

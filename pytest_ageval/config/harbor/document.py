@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval.config.harbor.network import PUBLIC, Network
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -69,8 +71,11 @@ class HarborVerifier:
     image: str | None = None
     recipe: str | None = None
     bundled: bool = False
+    workdir: str | None = None
+    healthcheck: HarborHealthcheck | None = None
     resources: Mapping[str, Any] = field(default_factory=dict)
-    network: str = "bridge"
+    #: Of its own box; in the agent's box while it works. None: that of the environment.
+    network: Network | None = None
     collect: tuple[HarborCollect, ...] = ()
 
 
@@ -82,6 +87,8 @@ class HarborStep:
     instruction: str
     agent_timeout_sec: float | None = None
     agent_user: str | None = None
+    #: While the agent works; None: that of the environment.
+    network: Network | None = None
     verifier: HarborVerifier = field(default_factory=HarborVerifier)
     min_reward: float | Mapping[str, float] | None = None
     healthcheck: HarborHealthcheck | None = None
@@ -102,12 +109,18 @@ class HarborTask:
     strategy: Literal["mean", "final"] = "mean"
     multi_step: bool = False
     image: str | None = None
+    #: The recipe in ``environment/``, where there is no `image`.
+    dockerfile: str = "Dockerfile"
+    platform: str | None = None
     workdir: str | None = None
+    #: Of the box, where a step names none.
+    user: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    network: str = "bridge"
-    allowed_hosts: tuple[str, ...] = ()
+    network: Network = PUBLIC
     healthcheck: HarborHealthcheck | None = None
     solution_env: Mapping[str, str] = field(default_factory=dict)
+    #: Variables of the host that the compose file names, and whether it needs them.
+    compose_variables: Mapping[str, bool] = field(default_factory=dict)
     skills_dir: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: The reward that decides, and from where on it passes; of the command line.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_ageval.config.check import convert
 from pytest_ageval.config.dataset import Signature, signature_of
 from pytest_ageval.config.formats import McpServerRow
-from pytest_ageval.config.harbor import compose, refuse
+from pytest_ageval.config.harbor import compose, network, refuse
 from pytest_ageval.config.harbor.document import (
     HarborArtifact,
     HarborCollect,
@@ -35,9 +36,6 @@ from pytest_ageval.config.locked import Limits
 from pytest_ageval.config.tasks import TaskDocument, check_directory_name
 from pytest_ageval.config.yamlio import read_text
 from pytest_ageval.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TASK_TOML = "task.toml"
 INSTRUCTION = "instruction.md"
@@ -80,16 +78,20 @@ def _read(path: Path, strict: bool) -> TaskDocument:
     refuse.check(file, root, source)
     steps = _steps(file, root, source)
     environment = file.environment
+    main = compose.main_service(root / "environment")
     harbor = HarborTask(
         package=file.task.name if file.task else None,
         steps=steps,
         strategy=file.multi_step_reward_strategy or "mean",
         multi_step=bool(file.steps),
-        image=environment.docker_image,
-        workdir=environment.workdir,
-        env={**compose.main_environment(root / "environment"), **environment.env},
-        network=environment.network_mode or "public",
-        allowed_hosts=tuple(environment.allowed_hosts or ()),
+        image=_image(environment, main, root),
+        dockerfile=main.dockerfile,
+        platform=main.platform,
+        workdir=environment.workdir or main.workdir,
+        user=main.user,
+        env={**main.environment, **environment.env},
+        compose_variables=compose.variables(root / "environment"),
+        network=network.of(environment) or network.PUBLIC,
         healthcheck=_healthcheck(environment.healthcheck),
         solution_env=file.solution.env,
         skills_dir=environment.skills_dir,
@@ -165,6 +167,13 @@ def _migrate_environment(table: EnvironmentTable, source: TomlSource, at: str) -
         table.network_mode = "allowlist"
 
 
+def _image(table: EnvironmentTable, main: compose.Main, root: Path) -> str | None:
+    """A prebuilt image: the task's, else that of the compose file where nothing is built."""
+    if table.docker_image is not None:
+        return table.docker_image
+    return None if (root / "environment" / main.dockerfile).is_file() else main.image
+
+
 # -- parts ---------------------------------------------------------------------------------------
 
 
@@ -207,8 +216,8 @@ def _steps(file: HarborFile, root: Path, source: TomlSource) -> tuple[HarborStep
     artifacts = tuple(_artifact(row) for row in file.artifacts)
     if not file.steps:
         text = _instruction(root / INSTRUCTION, source)
-        step = _step("main", text, file.agent, _verifier(file.verifier, root, "tests"), file)
-        return (_with(step, artifacts=artifacts),)
+        step = _step("main", text, file.agent, _verifier(file.verifier, root, "tests", file), file)
+        return (replace(step, artifacts=artifacts),)
     found = []
     for index, row in enumerate(file.steps):
         directory = f"steps/{row.name}"
@@ -218,10 +227,10 @@ def _steps(file: HarborFile, root: Path, source: TomlSource) -> tuple[HarborStep
             )
         text = _instruction(root / directory / INSTRUCTION, source)
         tests = f"{directory}/tests" if (root / directory / "tests").is_dir() else "tests"
-        verifier = _verifier(_merged(row.verifier, file.verifier), root, tests)
+        verifier = _verifier(_merged(row.verifier, file.verifier), root, tests, file)
         step = _step(row.name, text, _merged_agent(row, file), verifier, file)
         found.append(
-            _with(
+            replace(
                 step,
                 min_reward=row.min_reward,
                 healthcheck=_healthcheck(row.healthcheck),
@@ -240,19 +249,17 @@ def _step(
         instruction=instruction,
         agent_timeout_sec=agent.timeout_sec,
         agent_user=_user(agent.user),
+        network=network.of(agent),
         verifier=verifier,
     )
 
 
-def _with(step: HarborStep, **changes: Any) -> HarborStep:
-    from dataclasses import replace
-
-    return replace(step, **changes)
-
-
 def _merged_agent(row: StepTable, file: HarborFile) -> AgentTable:
     own, base = row.agent, file.agent
+    net = own if network.of(own) is not None else base
     return AgentTable(
+        network_mode=net.network_mode,
+        allowed_hosts=net.allowed_hosts,
         timeout_sec=own.timeout_sec if own.timeout_sec is not None else base.timeout_sec,
         user=own.user if own.user is not None else base.user,
     )
@@ -261,7 +268,10 @@ def _merged_agent(row: StepTable, file: HarborFile) -> AgentTable:
 def _merged(own: VerifierTable, base: VerifierTable) -> VerifierTable:
     """A step's verifier, with what it leaves out taken from the task's."""
     default = VerifierTable()
+    net = own if network.of(own) is not None else base
     return VerifierTable(
+        network_mode=net.network_mode,
+        allowed_hosts=net.allowed_hosts,
         timeout_sec=own.timeout_sec if own.timeout_sec != default.timeout_sec else base.timeout_sec,
         env={**base.env, **own.env},
         user=own.user if own.user is not None else base.user,
@@ -271,26 +281,38 @@ def _merged(own: VerifierTable, base: VerifierTable) -> VerifierTable:
     )
 
 
-def _verifier(table: VerifierTable, root: Path, tests: str) -> HarborVerifier:
-    environment = table.environment
-    separate = table.environment_mode == "separate" or environment is not None
+def _verifier(table: VerifierTable, root: Path, tests: str, file: HarborFile) -> HarborVerifier:
+    own = table.environment
+    separate = table.environment_mode == "separate" or own is not None
     recipe = tests if (root / tests / "Dockerfile").is_file() else None
-    image = environment.docker_image if environment is not None else None
-    return HarborVerifier(
+    image = own.docker_image if own is not None else None
+    # A box of its own that says nothing of itself is a second one of the environment.
+    environment = own if own is not None else file.environment if separate else None
+    base = network.of(environment) if environment is not None else None
+    if own is not None:
+        base = base or network.PUBLIC
+    found = HarborVerifier(
         tests=tests,
         timeout_sec=table.timeout_sec,
         env={**(environment.env if environment is not None else {}), **table.env},
         user=_user(table.user),
         separate=separate,
-        image=image if separate else None,
-        recipe=recipe if separate and image is None else None,
-        bundled=separate and (image is not None or recipe is not None),
-        resources=resources(environment) if environment is not None else {},
-        network=(environment.network_mode if environment is not None else None) or "public",
+        network=network.of(table) or base,
         collect=tuple(
             HarborCollect(row.command, row.service, row.timeout_sec, _user(row.user))
             for row in table.collect or ()
         ),
+    )
+    if environment is None:
+        return found
+    return replace(
+        found,
+        image=image,
+        recipe=recipe if image is None else None,
+        bundled=image is not None or recipe is not None,
+        workdir=environment.workdir,
+        healthcheck=_healthcheck(environment.healthcheck),
+        resources=resources(environment),
     )
 
 
@@ -346,14 +368,3 @@ def _instruction(path: Path, source: TomlSource) -> str:
         while start < len(lines) and not lines[start].strip():
             start += 1
     return "".join(lines[start:])
-
-
-def required_variables(task: HarborTask) -> Mapping[str, str]:
-    """The host's variables that the task needs, by where each stands."""
-    from pytest_ageval.config.harbor.templates import required
-
-    found = {f"environment.env.{key}": name for key, name in required(task.env)}
-    for step in task.steps:
-        where = f"steps.{step.name}.verifier.env" if task.multi_step else "verifier.env"
-        found |= {f"{where}.{key}": name for key, name in required(step.verifier.env)}
-    return found

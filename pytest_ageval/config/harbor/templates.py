@@ -28,6 +28,11 @@ def _value(text: str, lookup: Callable[[str], str | None]) -> str:
     raise KeyError(found[1])
 
 
+def is_template(text: str) -> bool:
+    """The value comes from a variable of the host, or from its default."""
+    return _TEMPLATE.fullmatch(text) is not None
+
+
 def required(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Key and variable of every template without a default."""
     for name, value in env.items():

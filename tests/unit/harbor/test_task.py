@@ -8,8 +8,8 @@ import pytest
 
 from pytest_ageval.config.harbor import load_harbor_task
 from pytest_ageval.config.harbor.box import agent_options, verifier_options
-from pytest_ageval.config.harbor.task import required_variables
 from pytest_ageval.config.harbor.toml import line_of
+from pytest_ageval.config.harbor.variables import required_variables
 from pytest_ageval.errors import ConfigError
 
 
@@ -113,7 +113,7 @@ def test_variables_of_the_host(write) -> None:
         "D": "1",
         "E": "true",
     }
-    assert required_variables(task.harbor) == {
+    assert dict(required_variables(task.harbor)) == {
         "environment.env.A": "FROM_HOST",
         "verifier.env.KEY": "JUDGE_KEY",
     }
@@ -194,12 +194,15 @@ def test_networks(write) -> None:
         ("x = \n", "invalid_toml", 1, "Invalid value"),
         ("[environment]\nos = 'windows'\n", "harbor_unsupported", 2, "Linux"),
         ("[environment]\ntpu = {type = 'v4'}\n", "harbor_unsupported", 2, "tpu"),
-        ("[environment]\nskills_dir = '/s'\n", "harbor_unsupported", 2, "skills"),
+        ("[environment]\nskills_dir = 's'\n", "invalid_schema", 2, "absolute"),
+        ("[verifier.environment]\nskills_dir = '/s'\n", "harbor_unsupported", 2, "no agent works"),
         ("[environment]\nmemory = 'lots'\n", "invalid_schema", 2, "2G"),
         ("[environment]\nmemory = '1G'\nmemory_mb = 1\n", "invalid_schema", 2, "differ"),
         ("[environment]\nnetwork_mode = 'allowlist'\n", "invalid_schema", 2, "allowed_hosts"),
-        ("[environment]\nallowed_hosts = ['10.0.0.0/8']\n", "harbor_unsupported", 2, "host names"),
-        ("[agent]\nnetwork_mode = 'no-network'\n", "harbor_unsupported", 2, "between phases"),
+        ("[environment]\nallowed_hosts = ['10.0.0.1/8']\n", "invalid_schema", 2, "host bits set"),
+        ("[environment]\nallowed_hosts = ['a.example:80']\n", "invalid_schema", 2, "without a port"),
+        ("[agent]\nallowed_hosts = ['https://a']\n", "invalid_schema", 2, "does not appear to be"),
+        ("[agent]\nnetwork_mode = 'allowlist'\n", "invalid_schema", 2, "needs allowed_hosts"),
         ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\n", "invalid_schema", 2, "shared"),
         ("[[steps]]\nname = 'a'\n", "missing_reference", 2, "steps/a"),
         ("artifacts = ['../x']\n", "path_outside_package", 1, "'..'"),
