@@ -13,7 +13,7 @@ from pytest_ageval.evidence.files import read_document, read_jsonl
 from pytest_ageval.evidence.layout import INVOCATION_METADATA, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Row = dict[str, Any]
 
@@ -117,9 +117,14 @@ class Recorded:
     @cached_property
     def invocations(self) -> list[Invocation]:
         """The invokes of the run phase, in the order of the trajectory."""
-        found, rows = [], []
+        return self.of_rows(read_jsonl(Layout(self.root).trajectory))
+
+    def of_rows(self, trajectory: Iterable[Mapping[str, Any]]) -> list[Invocation]:
+        """The invokes that the rows of a trajectory are of."""
+        found: list[Invocation] = []
+        rows: list[Row] = []
         documents = self._documents()
-        for row in read_jsonl(Layout(self.root).trajectory):
+        for row in map(dict, trajectory):
             if row.get("type") != "terminal":
                 rows.append(row)
                 continue

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import harbor_shape
 import pytest
 from docker_engine import needs_docker
+from harbor_tasks import GRADE, ROOT, Tasks, title
 
 from pytest_ageval import cli
 
 pytestmark = [pytest.mark.docker, needs_docker]
 
-ROOT = Path(__file__).parents[2]
-LAB = ROOT / "docs" / "examples" / "plugin-directory"
-GRADE = 'if [ "$(cat /app/answer)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
 #: Programs that our own scripts call in the box, before and after test.sh.
 SHADOW = """
 for name in sh bash cat grep rm mkdir chmod chown wc head base64 tr cut sleep id; do
@@ -29,52 +23,9 @@ done
 """
 
 
-class Tasks:
-    """Tasks below a directory, and one run over all of them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, name: str, script: str = "true", toml: str = "", **files: str) -> Path:
-        root = self.root / name
-        files = {
-            "task.toml": textwrap.dedent(toml),
-            "instruction.md": textwrap.dedent(script),
-            "environment/Dockerfile": "FROM ageval-attempt:base\nUSER root\nWORKDIR /app\n",
-            "tests/test.sh": GRADE,
-            **{path.replace("__", "/"): text for path, text in files.items()},
-        }
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
-        return root
-
-    def run(self, *arguments: str, agent: str = "lab") -> dict[str, dict[str, Any]]:
-        """result.json of each task, by its id; `output` has what pytest printed."""
-        command = [sys.executable, "-m", "pytest", str(self.root), "-p", "no:cacheprovider", "-n", "2"]
-        command += [f"--agent={agent}", f"--ageval-plugins={LAB}", *arguments]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=400)
-        self.output = done.stdout + done.stderr
-        self.evidence: dict[str, Path] = {}
-        found = {}
-        for path in (self.root / ".ageval" / "runs").glob("*/result.json"):
-            result = json.loads(path.read_text())
-            found[result["task_id"]] = result
-            self.evidence[result["task_id"]] = path.parent
-        return found
-
-    def facts(self, task: str, name: str) -> list[Any]:
-        rows = json.loads((self.evidence[task] / "summary.json").read_text())["facts"]
-        return [row.get("detail") for row in rows if row["name"] == name]
-
-
 @pytest.fixture
 def tasks(tmp_path: Path) -> Tasks:
     return Tasks(tmp_path / "set")
-
-
-def title(result: dict[str, Any]) -> str:
-    return result["error"]["title"] if result["error"] else result["status"]
 
 
 def test_rewards_and_who_wrote_them(tasks: Tasks) -> None:
@@ -199,7 +150,9 @@ def test_variables_artifacts_and_a_verifier_of_its_own(tasks: Tasks, monkeypatch
     )
     tasks.write("unset", "true", '[environment.env]\nA = "${NOT_SET_ANYWHERE}"')
     results = tasks.run()
-    assert title(results["unset"]) == "unset_variable"
+    assert "unset" not in results
+    assert "unset_variable" in tasks.output
+    assert "NOT_SET_ANYWHERE (environment.env.A)" in tasks.output
     assert title(results["separate"]) == "PASS", tasks.output
     assert results["separate"]["metrics"]["extra"] == 0.5
     evidence = tasks.evidence["separate"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.clock import PhaseClock
-from pytest_ageval.attempt.harbor import networks, verifier
+from pytest_ageval.attempt.harbor import networks, trajectory, verifier
 from pytest_ageval.attempt.harbor.state import StepRecord
 from pytest_ageval.box import ENVIRONMENT, WORKSPACE
 from pytest_ageval.config.harbor.task import ROLE
@@ -92,7 +92,7 @@ async def _agent(
 
 
 async def _ask(service: AgentService, step: HarborStep, number: int) -> dict[str, object]:
-    session = f"sess_{ROLE}_{step.name}_main_{number}"
+    session = trajectory.session_id(step.name, number)
     opened = await service.handle("open", {"profile_id": ROLE, "session_id": session, "actor_id": None})
     if not opened["ok"]:
         return opened

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.attempt.harbor import logs, networks
+from pytest_ageval.attempt.harbor import logs, networks, trajectory
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
 from pytest_ageval.box import WORKSPACE, Box, ExecResult, system_script
@@ -68,6 +68,7 @@ async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None
     """Fill `record`. An error of the task or the box is in it too; only an interrupt is raised."""
     started = time.monotonic()
     try:
+        await trajectory.leave(attempt, step)
         kept = await collect(attempt, step)
         if step.verifier.separate:
             await _in_its_own_box(attempt, step, record, kept)
