@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import harbor_shape
 import pytest
-from docker_engine import needs_docker
+from docker_engine import needs_docker, on_engine
 from harbor_tasks import GRADE, ROOT, Tasks, title
 
 from pytest_ageval import cli
@@ -127,7 +130,7 @@ def test_variables_artifacts_and_a_verifier_of_its_own(tasks: Tasks, monkeypatch
         "separate",
         'echo "$GIVEN" > /app/given; echo kept > /logs/artifacts/kept; mkdir /app/tree; '
         "echo x > /app/tree/a.pyc; echo y > /app/tree/b; ln -s /etc/passwd /app/tree/link; "
-        "echo leak > /app/not-declared",
+        "echo leak > /app/not-declared; echo mine > /logs/agent/trajectory.json",
         """
         artifacts = [
           "/app/given", {source = "tree", destination = "the-tree", exclude = ["*.pyc"]}, "/app/absent",
@@ -162,14 +165,151 @@ def test_variables_artifacts_and_a_verifier_of_its_own(tasks: Tasks, monkeypatch
         "echo collected > /logs/artifacts/collected": "ok",
         "exit 4": "failed",
         "/logs/artifacts": "ok",
-        "/logs/agent": "empty",
+        "/logs/agent": "ok",
         "/app/given": "ok",
         "tree": "ok",
         "/app/absent": "failed",
     }
+    logs = evidence / "task-artifacts" / "main" / "agent-logs"
+    assert (logs / "trajectory-of-agent.json").read_text() == "mine\n"
+    document = json.loads((logs / "trajectory.json").read_text())
+    assert document["schema_version"] == "ATIF-v1.8"
+    assert document["steps"][0]["message"].startswith('echo "$GIVEN"')
     for path in evidence.rglob("*"):
         if path.is_file():
             assert b"a-secret-value-123" not in path.read_bytes(), path
+
+
+#: Says which of two servers beside the container answer: by the proxy's variables, or directly.
+ASK = """
+import os, sys, urllib.request
+for url in sys.argv[1:]:
+    try:
+        print("yes", urllib.request.urlopen(url, timeout=3).status)
+    except Exception as error:
+        print("no", getattr(error, "code", ""))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """The address on the engine's bridge of a container that serves HTTP at port 80."""
+    label = "ageval.test=harbor-networks"
+    command = ["docker", "run", "-d", "--rm", "--label", label, "--user", "0:0", "--entrypoint", "python3"]
+    command += ["ageval-attempt:base", "-m", "http.server", "80", "--directory", "/opt"]
+    name = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        inspect = ["docker", "inspect", name, "--format", "{{.NetworkSettings.IPAddress}}"]
+        yield subprocess.run(inspect, capture_output=True, text=True, check=True).stdout.strip()
+    finally:
+        subprocess.run(["docker", "rm", "-f", name], capture_output=True)
+
+
+def test_networks_of_phases(tasks: Tasks, server: str) -> None:
+    """Agent and verifier each have the network that task.toml gives them; an address range is one."""
+    ask = f"python3 /app/ask.py http://{server}/"
+    recipe = "FROM ageval-attempt:base\nUSER root\nWORKDIR /app\nCOPY ask.py /app/ask.py\n"
+    files = {"environment/Dockerfile": recipe, "environment/ask.py": ASK}
+    grade = (
+        f"{ask} > verifier; cat agent verifier; "
+        'if [ "$(cat agent verifier | cut -d" " -f1 | tr "\\n" ,)" = "$(cat /tests/expected)" ]; '
+        "then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    )
+    subnet = server.rsplit(".", 1)[0] + ".0/24"
+    rows = {
+        # environment, agent, verifier, and who reaches the server
+        "closed-agent": ("public", '"no-network"', None, "no,yes,"),
+        "closed-verifier": ("public", None, '"no-network"', "yes,no,"),
+        "opened-verifier": ("no-network", None, '"public"', "no,yes,"),
+        "listed-agent": ("no-network", f'"allowlist"\nallowed_hosts = ["{subnet}"]', None, "yes,no,"),
+        "other-list": ("public", '"allowlist"\nallowed_hosts = ["10.99.0.0/16"]', None, "no,yes,"),
+    }
+    for name, (environment, agent, verifier, expected) in rows.items():
+        toml = f'[environment]\nnetwork_mode = "{environment}"\n'
+        toml += f"[agent]\nnetwork_mode = {agent}\n" if agent else ""
+        toml += f"[verifier]\nnetwork_mode = {verifier}\n" if verifier else ""
+        more = {"tests/test.sh": grade, "tests/expected": expected}
+        tasks.write(name, f"{ask} > agent", toml, **files, **more)
+    results = tasks.run()
+    assert {name: title(result) for name, result in results.items()} == dict.fromkeys(rows, "PASS"), {
+        name: (path / "logs" / "verifier-main.stdout").read_text() for name, path in tasks.evidence.items()
+    }
+    modes = [row["mode"] for row in tasks.facts("closed-agent", "network")]
+    assert modes == ["no-network", "public", "public", "public"]
+    assert not on_engine("ageval.run")
+
+
+def test_what_main_asks_for_and_files_beside_an_image(tasks: Tasks, server: str) -> None:
+    compose = """
+    services:
+      main:
+        build: {context: "${CONTEXT_DIR}", dockerfile: main.Dockerfile}
+        command: [sh, -c, sleep infinity]
+        hostname: the-host
+        extra_hosts: ["elsewhere:192.0.2.7"]
+        tmpfs: [/scratch]
+        ulimits: {nofile: 333}
+        working_dir: /srv/work
+        user: "1234"
+        volumes: ["shared:/shared:ro", "./given:/given:ro", "${HOST_AGENT_LOGS_PATH}:/logs/agent"]
+        networks: {inner: {aliases: [alias]}}
+        ports: ["80:80"]
+      side:
+        image: ageval-attempt:base
+        user: "0:0"
+        init: true
+        command: [sh, -c, "echo from-side > /shared/word; sleep 1000"]
+        environment: {TOKEN: "${SIDE_TOKEN:-none}"}
+        volumes: ["shared:/shared"]
+        networks: [inner]
+    networks: {inner: {}}
+    volumes: {shared: {}}
+    """
+    say = (
+        "(hostname; grep -c 192.0.2.7 /etc/hosts; grep -c /scratch /proc/mounts; ulimit -n; pwd; id -u; "
+        "cat /shared/word /given/file; getent hosts side >/dev/null && echo found; "
+        "touch /given/x || echo no) > /tmp/said 2>/dev/null"
+    )
+    expected = "the-host\n1\n1\n333\n/srv/work\n1234\nfrom-side\nfile\nfound\nno\n"
+    tasks.write(
+        "main", say,
+        **{
+            "environment/docker-compose.yaml": textwrap.dedent(compose),
+            "environment/main.Dockerfile": (
+                "FROM ageval-attempt:base\nUSER root\nRUN mkdir -m 777 /srv/work\n"
+            ),
+            "environment/given/file": "file\n",
+            "tests/expected": expected,
+            "tests/test.sh": (
+                "cat /tmp/said; cmp /tmp/said /tests/expected && echo 1 > /logs/verifier/reward.txt\n"
+            ),
+        },
+    )  # fmt: skip
+    (tasks.root / "main" / "environment" / "Dockerfile").unlink()
+    closed = "services: {side: {image: 'ageval-attempt:base', init: true, command: [sleep, '1000']}}\n"
+    tasks.write(
+        "closed-services",
+        "getent hosts side > /tmp/side; "
+        f"if timeout 3 bash -c 'exec 3<>/dev/tcp/{server}/80'; then echo open; else echo closed; fi >> /tmp/side",
+        '[environment]\nnetwork_mode = "no-network"',
+        **{
+            "environment/docker-compose.yaml": closed,
+            "tests/test.sh": "cat /tmp/side; grep -q side /tmp/side && grep -q closed /tmp/side && "
+            "echo 1 > /logs/verifier/reward.txt\n",
+        },
+    )
+    tasks.write(
+        "image", "cat one sub/two > answer",
+        '[environment]\ndocker_image = "ageval-attempt:base"\nworkdir = "/app"\n[agent]\nuser = "root"',
+        **{"environment/one": "4", "environment/sub/two": "2"},
+    )  # fmt: skip
+    (tasks.root / "image" / "environment" / "Dockerfile").unlink()
+    results = tasks.run()
+    names = ("main", "closed-services", "image")
+    assert {n: title(r) for n, r in results.items()} == dict.fromkeys(names, "PASS"), {
+        name: (path / "logs" / "verifier-main.stdout").read_text() for name, path in tasks.evidence.items()
+    }
+    assert not on_engine("ageval.run")
 
 
 def test_several_steps(tasks: Tasks) -> None:

@@ -227,7 +227,7 @@ def test_unknown_keys_can_be_notes(write) -> None:
     ("compose", "words"),
     [
         ("services: {main: {privileged: true}}", "services.main.privileged"),
-        ("services: {main: {build: {context: ../elsewhere}}}", "environment/Dockerfile"),
+        ("services: {main: {build: {context: ../elsewhere}}}", "built from environment/"),
         ("services: {main: {environment: ['A=b$C']}}", "not expanded"),
         ("[]", "services"),
     ],
