@@ -271,7 +271,9 @@ def _forget(item: TaskItem) -> None:
 def describe(face: AttemptFace) -> dict[str, Any]:
     """Who tries what, where: the part of a report that is known from the start."""
     variant, locked = face.item.variant, face.locked
+    package = locked.harbor.package if locked.harbor is not None else None
     return {
+        **({"task_name": package} if package is not None else {}),
         "dataset": locked.dataset_id,
         "task": locked.task_id,
         "agent": variant.agent,

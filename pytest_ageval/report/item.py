@@ -210,7 +210,7 @@ def properties(
         return []
     found: dict[str, Any] = {
         name: known.get(name)
-        for name in ("status", "score", "limit", "agent", "model", "box", "dataset", "task")
+        for name in ("status", "score", "limit", "agent", "model", "box", "dataset", "task", "task_name")
     }
     found["attempt"] = known.get("attempt")
     found["attempt_dir"] = known.get("attempt_dir")

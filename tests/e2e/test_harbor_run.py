@@ -290,7 +290,8 @@ def test_what_main_asks_for_and_files_beside_an_image(tasks: Tasks, server: str)
     tasks.write(
         "closed-services",
         "getent hosts side > /tmp/side; "
-        f"if timeout 3 bash -c 'exec 3<>/dev/tcp/{server}/80'; then echo open; else echo closed; fi >> /tmp/side",
+        f"if timeout 3 bash -c 'exec 3<>/dev/tcp/{server}/80'; then echo open; else echo closed; fi "
+        ">> /tmp/side",
         '[environment]\nnetwork_mode = "no-network"',
         **{
             "environment/docker-compose.yaml": closed,
