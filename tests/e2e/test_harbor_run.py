@@ -398,8 +398,19 @@ def test_attempts_as_trials_of_harbor(tasks: Tasks, monkeypatch: pytest.MonkeyPa
 def test_a_real_agent_without_a_network_reaches_its_model_and_nothing_else(tasks: Tasks) -> None:
     from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text
 
+    skill = "---\nname: counting\ndescription: How Harbor counts to forty-two.\n---\nCount.\n"
     for name, mode in (("closed", "no-network"), ("open", "public")):
-        tasks.write(name, "Write 42.", f'[environment]\nnetwork_mode = "{mode}"')
+        tasks.write(
+            name,
+            "Write 42.",
+            f'[environment]\nnetwork_mode = "{mode}"\nskills_dir = "/skills"',
+            **{
+                "environment/Dockerfile": (
+                    "FROM ageval-attempt:base\nUSER root\nWORKDIR /app\nCOPY s /skills\n"
+                ),
+                "environment/s/counting/SKILL.md": skill,
+            },
+        )
     script = [
         # A name that is known outside: of the archive that the image was made from.
         Shell(
@@ -413,6 +424,7 @@ def test_a_real_agent_without_a_network_reaches_its_model_and_nothing_else(tasks
         (tasks.root / name / "tests" / "test.sh").write_text(grade)
     with ScriptedModel(script * 2) as model:
         results = tasks.run("--model=gpt-5.5", f"--base-url={model.base_url}", "-n0", agent="codex")
+        assert "How Harbor counts to forty-two." in json.dumps(model.requests[0].body)
     assert {name: title(result) for name, result in results.items()} == {"closed": "PASS", "open": "PASS"}
     for name in ("closed", "open"):
         printed = (tasks.evidence[name] / "logs" / "verifier-main.stdout").read_text()

@@ -185,6 +185,81 @@ def test_networks(write) -> None:
     assert (options["egress"], options["egress_allow"]) == ("llm", ["a.example", "*.b.example"])
 
 
+def test_networks_of_phases(write) -> None:
+    task = load_harbor_task(
+        write(
+            '[environment]\nallowed_hosts = ["A.example.", "10.0.0.0/8"]\n'
+            '[agent]\nnetwork_mode = "no-network"\n'
+            '[verifier]\nnetwork_mode = "public"\n'
+        )
+    )
+    assert task.harbor is not None
+    assert agent_options(task.harbor, task.root) | {"dockerfile": "", "build_context": ""} == {
+        "layout": "image",
+        "dockerfile": "",
+        "build_context": "",
+        "egress": "llm",
+        "egress_allow": ["a.example", "10.0.0.0/8"],
+        "network_phases": ["allowlist", "no-network", "public"],
+    }
+    # An agent in the box reaches its model, through the proxy.
+    calling = agent_options(task.harbor, task.root, calls_model=True)
+    assert calling["network_phases"] == ["allowlist", "public"]
+    same = load_harbor_task(
+        write('[environment]\nnetwork_mode = "no-network"\n[agent]\nnetwork_mode = "no-network"\n')
+    )
+    assert same.harbor is not None
+    assert "network_phases" not in agent_options(same.harbor, same.root)
+
+
+def test_a_separate_verifier_has_the_network_that_it_says(write) -> None:
+    closed = '[environment]\nnetwork_mode = "no-network"\n'
+    rows = {
+        closed + '[verifier]\nenvironment_mode = "separate"\n': {"network": "none"},
+        closed + '[verifier.environment]\ncpus = 1\n': {},
+        '[verifier.environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a"]\n': {
+            "egress": "llm", "egress_allow": ["a"],
+        },
+        '[verifier]\nnetwork_mode = "no-network"\n[verifier.environment]\nworkdir = "/w"\n': {
+            "network": "none", "workdir": "/w",
+        },
+    }  # fmt: skip
+    for toml, expected in rows.items():
+        root = write(toml)
+        task = load_harbor_task(root).harbor
+        assert task is not None
+        found = verifier_options(task, task.steps[0].verifier, root)
+        assert {
+            k: v for k, v in found.items() if k in ("network", "egress", "egress_allow", "workdir")
+        } == expected
+        assert "network_phases" not in agent_options(task, root)
+
+
+def test_main_becomes_options_of_the_box(write) -> None:
+    compose = """
+    services:
+      main:
+        build: {dockerfile: Dockerfile}
+        command: ["sh", "-c", "sleep infinity"]
+        user: 1000
+        working_dir: /w
+        platform: linux/arm64
+        environment: {A: "${B:-c}"}
+      side: {image: "${IMAGE:-x}", environment: {K: "${KEY}"}}
+    """
+    root = write(**{"environment__docker-compose.yaml": compose})
+    task = load_harbor_task(root).harbor
+    assert task is not None
+    options = agent_options(task, root)
+    assert {name: options[name] for name in ("user", "workdir", "platform")} == {
+        "user": "1000",
+        "workdir": "/w",
+        "platform": "linux/arm64",
+    }
+    assert dict(task.env) == {"A": "${B:-c}"}
+    assert dict(task.compose_variables) == {"B": False, "IMAGE": False, "KEY": True}
+
+
 @pytest.mark.parametrize(
     ("toml", "title", "line", "words"),
     [
@@ -229,6 +304,10 @@ def test_unknown_keys_can_be_notes(write) -> None:
         ("services: {main: {privileged: true}}", "services.main.privileged"),
         ("services: {main: {build: {context: ../elsewhere}}}", "built from environment/"),
         ("services: {main: {environment: ['A=b$C']}}", "not expanded"),
+        ("services: {main: {command: [python3, server.py]}}", "more than keep the container open"),
+        ("services: {main: {entrypoint: /start}}", "services.main.entrypoint: the box keeps"),
+        ("services: {main: {image: 'a:$TAG'}}", "a variable is not expanded"),
+        ("services: {main: {secrets: [a]}}", "services.main.secrets: the box does not do it"),
         ("[]", "services"),
     ],
 )
