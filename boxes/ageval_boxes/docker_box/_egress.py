@@ -37,7 +37,11 @@ def rules(urls: Iterable[str], extra: Sequence[str]) -> list[str]:
             found.append(f"{parts.hostname}:{parts.port or (80 if parts.scheme == 'http' else 443)}")
     for row in extra:
         if "/" in row or row.count(":") > 1:
-            found += [f"[{ipaddress.ip_network(row)}]:{port}" for port in (443, 80)]
+            try:
+                network = ipaddress.ip_network(row)
+            except ValueError as error:
+                raise ValueError(f"egress_allow: {row!r} is neither a host nor a network: {error}") from None
+            found += [f"[{network}]:{port}" for port in (443, 80)]
             continue
         parts = urlsplit(f"//{row}")
         if not parts.hostname or parts.path or parts.username:
