@@ -243,8 +243,9 @@ class Attempt:
 
     async def environment(self, box: Box | None = None) -> None:
         """Open the box and prepare it. `box`: one that the caller made instead (started or not)."""
-        from pytest_ageval.attempt.environment import environment
+        from pytest_ageval.attempt.environment import environment, log_attempt
 
+        log_attempt(self)
         with self.in_phase("environment", self.locked.limits.environment_seconds):
             await environment(self, box)
 

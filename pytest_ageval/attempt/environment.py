@@ -27,7 +27,6 @@ RESOURCES = ("cpus", "memory_mb", "storage_mb", "gpus", "gpu_types", "pids")
 
 async def environment(attempt: Attempt, box: Box | None) -> None:
     """Open, seed, prepare and set up the box, within the phase's budget."""
-    log_attempt(attempt)
     if attempt.past is not None and attempt.past.over:
         await attempt_again.clear_away(attempt)
         return

@@ -18,7 +18,8 @@ class Outcome:
 
     `not_produced` are declared artifacts that the run did not leave. `limit` names the first ceiling
     that was reached; `terminal` is what run.py returned; `timing` holds milliseconds by phase; `usage`
-    the summed usage of the run phase; `resumed` how often the attempt was continued; `workspace` is where the box's files are when they were kept.
+    the summed usage of the run phase; `resumed` says how often the attempt was continued; `workspace` is
+    where the box's files are when they were kept.
     """
 
     status: Status = "ERROR"
