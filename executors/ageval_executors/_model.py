@@ -248,7 +248,7 @@ class ModelExecutor(Executor):
         self._emit_calls(calls)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if answer["calls"]:
-            message["tool_calls"] = answer["calls"]
+            message["tool_calls"] = [_call(call) for call in answer["calls"]]
         self._history = (*turn.entries, *((Entry(message, answer["native"]),) if text or calls else ()))
         return AgentResult(
             text=text,
@@ -329,6 +329,12 @@ class ModelExecutor(Executor):
 
     def _scrubbed(self, value: Any) -> Any:
         return masked(value, self.session.api_key, self.session.api_key_name)
+
+
+def _call(row: Mapping[str, Any]) -> dict[str, Any]:
+    """In the order in which it was sent, so that the conversation has the same bytes as before."""
+    function = {name: row["function"][name] for name in ("name", "arguments")}
+    return {"id": row["id"], "type": row["type"], "function": function}
 
 
 def _phase_over() -> CallFailedError:

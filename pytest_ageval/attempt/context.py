@@ -327,8 +327,8 @@ class Attempt:
 
     @property
     def checkpoint_seq(self) -> int | None:
-        """The number of the newest checkpoint."""
-        return (self.checkpoints.last or None) if self.checkpoints is not None else None
+        """The number of the checkpoint that stands for what the box holds."""
+        return (self.checkpoints.position or None) if self.checkpoints is not None else None
 
     def _failed(self, phase: str, error: BaseException) -> None:
         found = as_ageval_error(error, phase)

@@ -168,7 +168,8 @@ class EvidenceStore:
         """Go on where a killed writer stopped."""
         repair_tail(self.layout.facts)
         self.facts = read_jsonl(self.layout.facts)
-        for aside in self.root.glob(".*.tmp"):
+        surfaces = self.layout.surface("run"), self.layout.surface("evaluate")
+        for aside in (*self.root.glob(".*.tmp"), *(path for s in surfaces for path in s.rglob(".*.tmp"))):
             aside.unlink(missing_ok=True)
 
     def recall(self, surface: Surface, invokes: Iterable[PastInvoke]) -> None:
@@ -178,6 +179,7 @@ class EvidenceStore:
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             metadata = read_document(path / INVOCATION_METADATA)
             if metadata is None:  # it was killed as it began
+                shutil.rmtree(path, ignore_errors=True)
                 continue
             invoke = ends.get(str(metadata.get("invocation_id")))
             record = recalled(path, metadata, surface, invoke, self.redactor, self._price)

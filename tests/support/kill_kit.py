@@ -22,6 +22,7 @@ from ageval_executors._loop import LoopExecutor, LoopOptions, Run
 
 from pytest_ageval import hookspecs, portal
 from pytest_ageval.attempt import Attempt, AttemptOptions, Identity, defaults, unsettled
+from pytest_ageval.attempt.context import as_ageval_error
 from pytest_ageval.config import JobOptions, load_dataset, load_task, lock_task, plan_variants
 from pytest_ageval.evidence import activity, checkpoints, files, writer
 from pytest_ageval.executor import AgentResult
@@ -248,18 +249,15 @@ def attempt_once(dataset_root: Path, runs: Path, *, kill_at: int = 0, told: Path
     else:
         attempt = Attempt(locked, runs_dir=runs, options=options, **parts)
 
-    async def phases() -> None:
-        try:
-            await attempt.environment()
-            await attempt.run()
-            await attempt.evaluate()
-        finally:
-            await attempt.record()
-            await attempt.cleanup()
-
     try:
-        portal.run(phases())
+        for phase in (attempt.environment, attempt.run, attempt.evaluate):
+            portal.run(phase())
+    except BaseException as error:
+        attempt.fail(as_ageval_error(error, attempt.phase))
+        raise
     finally:
+        portal.run(attempt.record())
+        portal.run(attempt.cleanup())
         if told is not None:
             told.write_text(json.dumps(killer.points))
 
