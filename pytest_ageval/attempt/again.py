@@ -70,7 +70,8 @@ async def take_over(attempt: Attempt, box: Box) -> bool:
     handle = past.run.handle
     if handle is not None:
         status = await _probe(box, handle)
-        wanted = past.done("environment") and attempt.checkpoints is not None
+        harbor = attempt.locked.harbor is not None
+        wanted = past.done("environment") and (harbor or attempt.checkpoints is not None)
         if wanted and status.state == "idle":
             try:
                 await box.attach(handle)
@@ -79,6 +80,8 @@ async def take_over(attempt: Attempt, box: Box) -> bool:
                 attempt.fact("environment_not_taken_over", error.as_dict())
         if not past.attached and status.state != "absent":
             await _discard(attempt, box, handle)
+    if attempt.locked.harbor is not None and not past.attached:
+        past.start_over()  # its agents work in the whole of the container, of which nothing is kept
     note_resumed(attempt)
     return past.attached
 
@@ -145,7 +148,8 @@ async def sealed(attempt: Attempt, service: AgentService) -> WorkerOutcome | Non
     await attempt.after_turn()
     attempt.writers_stopped = True
     attempt.published.update(seal.payload.get("published") or {})
-    kept = {Path(path).name for path in attempt.published.values() if Path(path).parent == _artifacts(attempt)}
+    own = _artifacts(attempt)
+    kept = {Path(path).name for path in attempt.published.values() if Path(path).parent == own}
     await asyncio.to_thread(unpublish, attempt, kept)
     ended = seal.payload.get("ended")
     if ended is None:

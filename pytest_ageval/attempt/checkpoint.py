@@ -123,5 +123,3 @@ def checkpoints_of(attempt: Attempt) -> Checkpoints | None:
     if attempt.options.checkpoints == "off":
         return None
     return Checkpoints(attempt.evidence.layout.checkpoints, attempt.redactor)
-
-

@@ -194,5 +194,6 @@ def log_attempt(attempt: Attempt, handle: Mapping[str, Any] | None = None) -> No
             "environment_nonce": identity.attempt_id[-12:],
             "environment_handle": None if handle is None else dict(handle),
             "resumed": attempt.resumed,
+            "whole_box": attempt.locked.harbor is not None,
         },
     )

@@ -93,6 +93,8 @@ def resumable(history: History, layout: Layout) -> bool:
     """Whether the state in which the agents worked can be had again."""
     if not history.invokes() and not history.phase("run").payload:
         return True  # nothing was done that a new start would not do
+    if history.header.get("whole_box"):
+        return True  # with its box, if that is there, or from the beginning
     if history.phase("environment").checkpoint is None or history.checkpoint is None:
         return _finished(history, layout)
     return history.checkpoint in read_numbers(layout.checkpoints) or _finished(history, layout)
@@ -195,6 +197,8 @@ class Past:
     recorded: bool = False
     #: The box of the other process was taken over.
     attached: bool = False
+    #: The steps of a Harbor task that have been graded.
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
     def done(self, phase: str) -> bool:
         """The phase had ended well."""
@@ -204,6 +208,14 @@ class Past:
     def over(self) -> bool:
         """It is known what the attempt comes to: no box is needed any more."""
         return self.failed is not None or (self.done("evaluate") and self.verdict is not None)
+
+    def start_over(self) -> None:
+        """Nothing of the agents' work is there any more; the time that was spent stays spent."""
+        self.run.sessions.clear()
+        self.judges.sessions.clear()
+        self.steps = []
+        for phase in self.run.phases.values():
+            phase.ok, phase.clock_ms = False, 0.0
 
     def fact(self, name: str) -> dict[str, Any] | None:
         """The detail of the newest fact of that name."""
@@ -236,6 +248,7 @@ def take_up(attempt: Attempt) -> Past:
     if history.phase("evaluate").payload or (layout.private / "verdict.json").exists():
         past.verdict = read_document(layout.private / "verdict.json")
     past.failed = _failure(past)
+    past.steps = [row["detail"] for row in past.facts if row["name"] == "step_finished" and row.get("detail")]
     past.recorded = past.over and layout.trajectory.exists()
     evidence.recall("run", history.invokes())
     evidence.recall("evaluate", judges.invokes())
@@ -285,10 +298,3 @@ def _restore(attempt: Attempt, past: Past) -> None:
         checkpoints.load(history.checkpoint)
     else:
         checkpoints.drop()
-
-
-def steps_of(past: Past) -> list[dict[str, Any]]:
-    """The steps of a Harbor task that have been graded."""
-    return [row["detail"] for row in past.facts if row.get("name") == "step_finished" and row.get("detail")]
-
-

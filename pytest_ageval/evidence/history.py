@@ -31,6 +31,9 @@ class PastInvoke:
     last_step: int = 0
     #: A model call was on its way: nobody knows whether it is charged.
     calling: bool = False
+    #: From its beginning to the last line that belongs to it, over all processes.
+    seconds: float = 0.0
+    since: datetime | None = None
 
     @property
     def invocation_id(self) -> str:
@@ -121,10 +124,11 @@ class _Reader:
             session = self.history.sessions.setdefault(payload["session_id"], PastSession(payload))
             session.opened = payload
         elif kind == "invoke":
-            self._invoke(row, payload, status)
+            self._invoke(row, payload, status, at)
         elif kind in ("model_turn", "tool_call"):
             invoke = self._invokes.get(payload["invoke_request_id"])
             if invoke is not None:
+                _spend(invoke, at)
                 (self._turn if kind == "model_turn" else self._call)(invoke, payload, status)
         checkpoint = payload.get("checkpoint_seq")
         if isinstance(checkpoint, int):
@@ -166,7 +170,7 @@ class _Reader:
         past.wall_ms, past.clock_ms = wall + spent, clock + spent
         self._running = None
 
-    def _invoke(self, row: Row, payload: Row, status: str) -> None:
+    def _invoke(self, row: Row, payload: Row, status: str, at: datetime) -> None:
         request, session_id = row["request_id"], payload["session_id"]
         if status == "in_flight":
             earlier = self._invokes.get(request)
@@ -175,11 +179,15 @@ class _Reader:
                 made.last_step = 0 if earlier is None else earlier.last_step
                 self._invokes[request] = made
                 session = self.history.sessions.setdefault(session_id, PastSession({}))
+                made.seconds = 0.0 if earlier is None else earlier.seconds
                 session.invokes[made.turn] = made
             else:
                 earlier.begun, earlier.completed = payload, None
+            self._invokes[request].since = at
             return
         invoke = self._invokes.get(request)
+        if invoke is not None:
+            _spend(invoke, at)
         # A turn that was broken off with its process has come to nothing.
         if invoke is not None and not payload.get("cut"):
             invoke.completed = payload
@@ -217,6 +225,12 @@ class _Reader:
 def reply_of(payload: Row) -> list[Any]:
     """What of an invoke's end run.py sees, and must see again."""
     return [payload.get("text"), payload.get("structured"), payload.get("tool_calls"), payload.get("error")]
+
+
+def _spend(invoke: PastInvoke, at: datetime) -> None:
+    if invoke.since is not None:
+        invoke.seconds += max(0.0, (at - invoke.since).total_seconds())
+    invoke.since = at
 
 
 def _time(text: str) -> datetime:

@@ -85,9 +85,7 @@ def check_aligned(past: PastInvoke, payload: Mapping[str, Any], redactor: Redact
     return volatile
 
 
-def _mismatch(
-    past: PastInvoke, name: str, payload: Mapping[str, Any], redactor: Redactor
-) -> AgevalError:
+def _mismatch(past: PastInvoke, name: str, payload: Mapping[str, Any], redactor: Redactor) -> AgevalError:
     message = (
         f"turn {past.turn} of {past.session_id}: run.py does not ask what it asked before it was "
         f"interrupted; the {name} of the request differ{'s' if name == 'prompt' else ''}"

@@ -90,9 +90,7 @@ class RoleSession:
 
     # -- open and close --------------------------------------------------------------------------
 
-    async def open(
-        self, *, recorded: Recorded | None = None, token: Mapping[str, Any] | None = None
-    ) -> None:
+    async def open(self, *, recorded: Recorded | None = None, token: Mapping[str, Any] | None = None) -> None:
         """Make and open the executor. Raises AgevalError.
 
         `recorded` is what another process had done of its first turn, `token` by what it goes on.
@@ -258,7 +256,9 @@ class RoleSession:
         record.finish(result, elapsed)
         checkpoint = await keep(self.attempt) if self._works_here else self.attempt.checkpoint_seq
         self._keep_token()
-        self._end(request, invocation, result, elapsed, checkpoint)
+        # Whoever ends the agents also ends this turn; unless the run was over then, it has come to nothing.
+        cut = self.service.sealed and not result.ok
+        self._end(request, invocation, result, elapsed, checkpoint, cut=cut)
         return self._reply(invocation, result)
 
     def _begin(

@@ -94,7 +94,7 @@ def completed(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def check(trial: Trial, kills: int, *, late: bool = False) -> None:
-    """What must hold when the attempt was continued to its end after `kills` kills; `late`: it had a result."""
+    """What must hold when the attempt has its result, after `kills` kills; `late`: it had one before."""
     (directory,) = [each for each in trial.directories if (each / "result.json").exists()]
     result = json.loads((directory / "result.json").read_bytes())
     assert result["status"] == "PASS", (result["error"], result["metrics"])

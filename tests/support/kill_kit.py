@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pluggy
-from ageval_executors._loop import LoopExecutor, LoopOptions, Run
 
+from ageval_executors._loop import LoopExecutor, LoopOptions, Run
 from pytest_ageval import hookspecs, portal
 from pytest_ageval.attempt import Attempt, AttemptOptions, Identity, defaults, unsettled
 from pytest_ageval.attempt.context import as_ageval_error
@@ -211,6 +211,23 @@ class Killer:
             self.point(f"{event} {path[len(self._root) :].partition('/')[2]}")
 
 
+def kill_after(line: str) -> None:
+    """End this process with SIGKILL when a line is in a step log: ``"invoke completed 2"`` for the second."""
+    kind, status, number = line.split()
+    seen = []
+    original = activity.ActivityLog.append
+
+    def append(log: Any, *arguments: Any, **more: Any) -> int:
+        found = original(log, *arguments, **more)
+        if arguments[:2] == (kind, status):
+            seen.append(found)
+            if len(seen) == int(number):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    activity.ActivityLog.append = append  # type: ignore[method-assign]
+
+
 def fork(work: Callable[[], None]) -> int:
     """The pid of a process that does `work` and ends, with exit code 1 and a traceback when it raises."""
     pid = os.fork()
@@ -228,8 +245,19 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def attempt_once(dataset_root: Path, runs: Path, *, kill_at: int = 0, told: Path | None = None) -> None:
-    """The attempt in `runs`, from its beginning or from where it was interrupted; `told` gets the points."""
+def attempt_once(
+    dataset_root: Path,
+    runs: Path,
+    *,
+    kill_at: int = 0,
+    kill_when: str | None = None,
+    told: Path | None = None,
+    **given: Any,
+) -> None:
+    """The attempt in `runs`, from its beginning or from where it was interrupted; `told` gets the points.
+
+    `given` are further `AttemptOptions`.
+    """
     killer = Killer(kill_at, runs)
     manager = pluggy.PluginManager("pytest")
     manager.add_hookspecs(hookspecs)
@@ -240,10 +268,12 @@ def attempt_once(dataset_root: Path, runs: Path, *, kill_at: int = 0, told: Path
     (variant,) = plan_variants(job)
     locked = lock_task(load_task(dataset_root / "tasks" / "t"), dataset, variant, job, registry)
     parts = {"hooks": manager.hook, "registry": registry, "identity": Identity()}
-    options = AttemptOptions(trust_tasks=True, gateway="off")
+    options = AttemptOptions(**{"trust_tasks": True, "gateway": "off", **given})
     there = sorted(runs.iterdir()) if runs.is_dir() else []
     if kill_at or told is not None:
         killer.install()
+    if kill_when is not None:
+        kill_after(kill_when)
     if there and unsettled(there[0]) is not None:
         attempt = Attempt.resume(there[0], locked, options=options, **parts)
     else:

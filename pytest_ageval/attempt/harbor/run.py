@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from pytest_ageval.attempt import slots
+from pytest_ageval.attempt import again, slots
 from pytest_ageval.attempt.clock import PhaseClock
 from pytest_ageval.attempt.harbor import verifier
 from pytest_ageval.attempt.harbor.state import StepRecord
@@ -29,8 +29,20 @@ async def run(attempt: Attempt) -> None:
     """All steps; of several, each is graded before the next one starts."""
     task = attempt.locked.harbor
     assert task is not None
+    if attempt.past is not None:
+        attempt.steps += [StepRecord.again(row) for row in attempt.past.steps]
+        if await again.run_done(attempt, AgentService(attempt, "run")):
+            attempt.steps = attempt.steps or [StepRecord(task.steps[0].name)]
+            return
     await slots.call(attempt, "before_run")
+    graded = list(attempt.steps)
     for number, step in enumerate(task.steps):
+        if number < len(graded):  # by the process before
+            if number + 1 == len(task.steps) or _is_the_last(attempt, step, graded[number]):
+                break
+            if number + 1 == len(graded):
+                await verifier.clear(attempt.raw_box)
+            continue
         record = StepRecord(step.name)
         attempt.steps.append(record)
         attempt.writers_stopped = False
@@ -68,12 +80,15 @@ def _is_the_last(attempt: Attempt, step: HarborStep, record: StepRecord) -> bool
 async def _agent(
     attempt: Attempt, task: HarborTask, step: HarborStep, record: StepRecord, number: int
 ) -> None:
-    if task.multi_step:
-        attempt.clock = PhaseClock(SETUP_SECONDS)
-        await _bring_step(attempt, step)
-        attempt.clock = PhaseClock(step.agent_timeout_sec)
-    started = time.monotonic()
     service = attempt.service = AgentService(attempt, "run")
+    past = service.history.sessions.get(_session(step, number))
+    if task.multi_step:
+        if past is None:
+            attempt.clock = PhaseClock(SETUP_SECONDS)
+            await _bring_step(attempt, step)
+        spent = 0.0 if past is None else sum(invoke.seconds for invoke in past.invokes.values())
+        attempt.clock = PhaseClock(step.agent_timeout_sec, spent)
+    started = time.monotonic()
     working = asyncio.ensure_future(_ask(service, step, number))
     try:
         if await attempt.clock.wait(working):
@@ -89,8 +104,12 @@ async def _agent(
         record.seconds["agent"] = round(time.monotonic() - started, 3)
 
 
+def _session(step: HarborStep, number: int) -> str:
+    return f"sess_{ROLE}_{step.name}_main_{number}"
+
+
 async def _ask(service: AgentService, step: HarborStep, number: int) -> dict[str, object]:
-    session = f"sess_{ROLE}_{step.name}_main_{number}"
+    session = _session(step, number)
     opened = await service.handle("open", {"profile_id": ROLE, "session_id": session, "actor_id": None})
     if not opened["ok"]:
         return opened

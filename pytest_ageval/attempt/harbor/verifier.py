@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.guard import drop
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
 from pytest_ageval.box import WORKSPACE, Box, ExecResult, system_script
@@ -67,6 +68,8 @@ async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None
     """Fill `record`. An error of the task or the box is in it too; only an interrupt is raised."""
     started = time.monotonic()
     try:
+        if attempt.past is not None:  # what the process before had fetched may be half of it
+            await asyncio.to_thread(drop, attempt.evidence.layout.harbor_artifacts(step.name))
         kept = await collect(attempt, step)
         if step.verifier.separate:
             await _in_its_own_box(attempt, step, record, kept)
