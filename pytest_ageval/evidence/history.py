@@ -34,6 +34,8 @@ class PastInvoke:
     #: From its beginning to the last line that belongs to it, over all processes.
     seconds: float = 0.0
     since: datetime | None = None
+    #: The ids of all invocations that it had, the newest last.
+    invocations: list[str] = field(default_factory=list)
 
     @property
     def invocation_id(self) -> str:
@@ -183,7 +185,9 @@ class _Reader:
                 session.invokes[made.turn] = made
             else:
                 earlier.begun, earlier.completed = payload, None
-            self._invokes[request].since = at
+            now = self._invokes[request]
+            now.since = at
+            now.invocations = [*([] if earlier is None else earlier.invocations), now.invocation_id]
             return
         invoke = self._invokes.get(request)
         if invoke is not None:

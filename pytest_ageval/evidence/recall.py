@@ -25,11 +25,11 @@ def recalled(
     directory: Path,
     metadata: Mapping[str, Any],
     surface: Surface,
-    invoke: PastInvoke | None,
+    invoke: PastInvoke,
     redactor: Redactor,
     price: Pricer | None,
 ) -> InvocationRecord:
-    """The record in `directory`. Without the end of its `invoke` it has the error ``process_interrupted``."""
+    """The record in `directory`. One that did not end has the error ``process_interrupted``."""
     info = InvocationInfo(
         seq=int(metadata["seq"]),
         invocation_id=str(metadata["invocation_id"]),
@@ -38,14 +38,14 @@ def recalled(
         session_id=str(metadata["session_id"]),
         executor_kind=str(metadata["executor_kind"]),
         surface=surface,
-        prompt="" if invoke is None else str(invoke.begun.get("prompt") or ""),
+        prompt=str(invoke.begun.get("prompt") or ""),
         model=metadata.get("model"),
         request_id=metadata.get("request_id"),
         turn=int(metadata.get("turn") or 1),
     )
     events = directory / INVOCATION_EVENTS
     repair_tail(events)
-    completed = None if invoke is None else invoke.completed
+    completed = invoke.completed if info.invocation_id == invoke.invocation_id else None
     result = interrupted() if completed is None else result_of(completed)
     return InvocationRecord.again(info, directory, redactor, metadata, read_jsonl(events), result, price)
 

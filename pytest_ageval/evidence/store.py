@@ -168,20 +168,20 @@ class EvidenceStore:
         """Go on where a killed writer stopped."""
         repair_tail(self.layout.facts)
         self.facts = read_jsonl(self.layout.facts)
-        surfaces = self.layout.surface("run"), self.layout.surface("evaluate")
-        for aside in (*self.root.glob(".*.tmp"), *(path for s in surfaces for path in s.rglob(".*.tmp"))):
+        ours = (self.layout.surface("run"), self.layout.surface("evaluate"), self.layout.logs)
+        for aside in (*self.root.glob(".*.tmp"), *(path for each in ours for path in each.rglob(".*.tmp"))):
             aside.unlink(missing_ok=True)
 
     def recall(self, surface: Surface, invokes: Iterable[PastInvoke]) -> None:
         """Take up the records of the invocations that other processes made on a surface."""
-        ends = {invoke.invocation_id: invoke for invoke in invokes}
+        known = {name: invoke for invoke in invokes for name in invoke.invocations}
         directory = self.layout.invocations(surface)
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             metadata = read_document(path / INVOCATION_METADATA)
-            if metadata is None:  # it was killed as it began
+            invoke = known.get(str((metadata or {}).get("invocation_id")))
+            if metadata is None or invoke is None:  # it was killed before anything was asked
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            invoke = ends.get(str(metadata.get("invocation_id")))
             record = recalled(path, metadata, surface, invoke, self.redactor, self._price)
             self.invocations.append(record)
         self.invocations.sort(key=lambda record: record.info.seq)

@@ -257,8 +257,8 @@ class RoleSession:
         checkpoint = await keep(self.attempt) if self._works_here else self.attempt.checkpoint_seq
         self._keep_token()
         # Whoever ends the agents also ends this turn; unless the run was over then, it has come to nothing.
-        cut = self.service.sealed and not result.ok
-        self._end(request, invocation, result, elapsed, checkpoint, cut=cut)
+        broken_off = self.service.sealed and not result.ok
+        self._end(request, invocation, result, elapsed, checkpoint, cut=broken_off)
         return self._reply(invocation, result)
 
     def _begin(
