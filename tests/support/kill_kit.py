@@ -24,9 +24,14 @@ from pytest_ageval import hookspecs, portal
 from pytest_ageval.attempt import Attempt, AttemptOptions, Identity, defaults, unsettled
 from pytest_ageval.attempt.context import as_ageval_error
 from pytest_ageval.config import JobOptions, load_dataset, load_task, lock_task, plan_variants
+from pytest_ageval.config.harbor.task import load_harbor_task
 from pytest_ageval.evidence import activity, checkpoints, files, writer
 from pytest_ageval.executor import AgentResult
-from pytest_ageval.registry import Registry
+from pytest_ageval.extensions import find_plugins
+from pytest_ageval.registry import BOXES, EXECUTORS, Registry
+
+#: A plugin whose agent is a shell that runs the instruction.
+LAB = Path(__file__).parents[2] / "docs" / "examples" / "plugin-directory"
 
 #: What asks a model for commands: the tool that `ScriptedModel` knows as a shell.
 TOOL: Mapping[str, Any] = {
@@ -252,21 +257,25 @@ def attempt_once(
     kill_at: int = 0,
     kill_when: str | None = None,
     told: Path | None = None,
+    harbor: Path | None = None,
     **given: Any,
 ) -> None:
     """The attempt in `runs`, from its beginning or from where it was interrupted; `told` gets the points.
 
-    `given` are further `AttemptOptions`.
+    `harbor` is a Harbor task in place of the data set's; its agent is a shell. `given` are further
+    `AttemptOptions`.
     """
     killer = Killer(kill_at, runs)
     manager = pluggy.PluginManager("pytest")
     manager.add_hookspecs(hookspecs)
     manager.register(defaults)
-    registry = Registry([], [{"test-loop": LoopAgent}])
+    plugins = find_plugins([LAB], {*BOXES, *EXECUTORS, "default"})
+    registry = Registry([], [{"test-loop": LoopAgent}], plugins)
     dataset = load_dataset(dataset_root)
-    job = JobOptions()
+    job = JobOptions() if harbor is None else JobOptions(agents=("lab",))
     (variant,) = plan_variants(job)
-    locked = lock_task(load_task(dataset_root / "tasks" / "t"), dataset, variant, job, registry)
+    task = load_task(dataset_root / "tasks" / "t") if harbor is None else load_harbor_task(harbor)
+    locked = lock_task(task, dataset, variant, job, registry)
     parts = {"hooks": manager.hook, "registry": registry, "identity": Identity()}
     options = AttemptOptions(**{"trust_tasks": True, "gateway": "off", **given})
     there = sorted(runs.iterdir()) if runs.is_dir() else []
