@@ -125,8 +125,10 @@ class ActivityScope(Protocol):
         tool_calls: Sequence[ToolCall] = (),
         usage: Usage | None = None,
         stop_reason: str | None = None,
+        answer: Mapping[str, Any] | None = None,
     ) -> None:
-        """The model's answer has arrived whole."""
+        """The model's answer has arrived whole. `answer` is what an executor that `replays` needs to have
+        it again, in plain JSON types."""
         ...
 
     def model_turn_aborted(self, step: int, *, reason: str, partial_text: str = "") -> None:
@@ -153,8 +155,9 @@ class ActivityScope(Protocol):
         content: str = "",
         exit_code: int | None = None,
         raw_output: Any = None,
+        checkpoint: int | None = None,
     ) -> None:
-        """The tool's effect has settled."""
+        """The tool's effect has settled. `checkpoint` is what `Session.checkpoint` gave after it."""
         ...
 
 
@@ -172,7 +175,31 @@ class Solution:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Recorded:
+    """What another process had done of an invoke when it was killed, for an executor that `replays`.
+
+    `answers` are the whole answers of the model in order, each what the executor gave
+    ``model_turn_completed``, by the names of the step log; `calls` are the tool calls that had settled, in
+    order (``tool_call_id``, ``arguments``, ``content``, ``raw_output``, ``exit_code``, ``outcome``,
+    ``checkpoint_seq``). Both are used up as they are replayed. `last_step` is the highest number that any
+    model call of the session had.
+    """
+
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    last_step: int = 0
+
+
 PermissionPolicy = Literal["allow", "deny", "ask"]
+
+
+async def _no_checkpoint() -> int | None:
+    return None
+
+
+async def _no_restore(checkpoint: int) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +253,10 @@ class Session:
     `called` takes the usage of a model call as soon as it is known, for an executor that makes several
     in one invoke; the usage of the invoke's result is their sum. `solution` is what the oracle plays, None
     for a task in our own format.
+    `recorded` is what was done of the first invoke before (only for an executor that `replays`).
+    `checkpoint` keeps what the box's directories hold now and gives a number for it, or None when that is
+    not wanted; `restore` brings them to the state of a number. An executor that works in the box itself
+    calls the first before it tells that a tool call has settled, and the second when it replays one.
     """
 
     session_id: str
@@ -250,6 +281,9 @@ class Session:
     refuse_call: Callable[[], str | None] = lambda: None
     called: Callable[[Usage], None] = lambda usage: None
     solution: Solution | None = None
+    recorded: Recorded | None = None
+    checkpoint: Callable[[], Awaitable[int | None]] = _no_checkpoint
+    restore: Callable[[int], Awaitable[None]] = _no_restore
 
 
 class Executor(abc.ABC):
@@ -266,6 +300,11 @@ class Executor(abc.ABC):
     concurrent_sessions: ClassVar[bool] = True
     #: A session can be continued by another process: `resume_token` and `resume`.
     resumable: ClassVar[bool] = False
+    #: A turn knows of those before it. If not, a session can be opened anew between two of them.
+    conversational: ClassVar[bool] = True
+    #: Goes on inside an invoke of another process, from `Session.recorded`: no answer of the model that
+    #: stands there is asked for again, no tool call made again.
+    replays: ClassVar[bool] = False
     supported_apis: ClassVar[frozenset[str]] = frozenset({"chat"})
     #: Fields of `ModelSpec` besides ``id`` and ``api`` that have an effect.
     supported_model_fields: ClassVar[frozenset[str]] = frozenset()

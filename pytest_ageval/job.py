@@ -303,10 +303,22 @@ class Job:
 
     # -- attempts --------------------------------------------------------------------------------
 
-    def attempt(self, item: TaskItem, locked: LockedTask) -> Attempt:
-        """A new attempt with its own directory."""
+    def attempt(self, item: TaskItem, locked: LockedTask, resume: Path | None = None) -> Attempt:
+        """A new attempt with its own directory, or the one in the directory `resume`, to go on with.
+
+        Raises `ResumeError`.
+        """
         from pytest_ageval.attempt import Attempt
 
+        if resume is not None:
+            return Attempt.resume(
+                resume,
+                locked,
+                hooks=item.ihook,
+                registry=self.registry,
+                identity=self._identity(item),
+                options=self._attempt_options(locked.dataset_root),
+            )
         return Attempt(
             locked,
             hooks=item.ihook,
@@ -339,6 +351,7 @@ class Job:
             secret=lambda name: resolve_secret(name, dataset),
             ledger=self.ledger,
             prices=self.prices,
+            checkpoints=self.option("checkpoints") or "step",
         )
 
     def evidence_root(self, dataset_root: Path) -> Path:

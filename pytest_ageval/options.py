@@ -181,6 +181,12 @@ OPTIONS = (
     ),
     Option("prices", (), "file with prices of models, for costs that nobody reports", metavar="FILE"),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
+    Option(
+        "checkpoints",
+        (),
+        "keep what agents have done so far, to go on after an interruption (default step)",
+        choices=("off", "turn", "step"),
+    ),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
     Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),

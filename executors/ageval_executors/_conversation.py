@@ -116,7 +116,7 @@ def history_token(history: Sequence[Entry]) -> dict[str, Any]:
     for entry in history:
         native = {} if entry.native is None else {"native": entry.native}
         rows.append({"message": dict(entry.message), **native})
-    return {"history": rows, "sha256": _digest(rows)}
+    return {"history": rows, "sha256": rows_digest(rows)}
 
 
 def read_history(token: Mapping[str, Any]) -> tuple[Entry, ...]:
@@ -124,7 +124,7 @@ def read_history(token: Mapping[str, Any]) -> tuple[Entry, ...]:
     rows = token.get("history")
     if not isinstance(rows, list) or not rows:
         raise ExecutorError("resume_token_invalid", "the token holds no history")
-    if token.get("sha256") != _digest(rows):
+    if token.get("sha256") != rows_digest(rows):
         raise ExecutorError(
             "resume_token_invalid",
             "the history is not the one that was sent: it was changed since, as by the masking of a secret",
@@ -132,7 +132,8 @@ def read_history(token: Mapping[str, Any]) -> tuple[Entry, ...]:
     return tuple(Entry(row["message"], row.get("native")) for row in rows)
 
 
-def _digest(rows: Sequence[Any]) -> str:
+def rows_digest(rows: Sequence[Any]) -> str:
+    """By which rows are known again."""
     # In sorted order: the evidence writes the keys in an order of its own.
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 

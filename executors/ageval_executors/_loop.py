@@ -273,11 +273,24 @@ class LoopExecutor(Executor):
         self.session.emit({"kind": "usage", "cumulative": False, **result.usage.as_dict()})
 
     def command_started(
-        self, run: Run, call_id: str, name: str, arguments: Mapping[str, Any], *, announced: bool
+        self,
+        run: Run,
+        call_id: str,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        announced: bool,
+        replayed: bool = False,
     ) -> None:
-        """A command is about to be sent to the box. `announced`: the model's tool call is in the record."""
+        """A command is about to be sent to the box. `announced`: the model's tool call is in the record.
+
+        `replayed`: it was sent by another process, and stands in the step log.
+        """
         run.acted = True
-        self.session.activity.tool_call_started(call_id, name=name, kind="execute", arguments=dict(arguments))
+        if not replayed:
+            self.session.activity.tool_call_started(
+                call_id, name=name, kind="execute", arguments=dict(arguments)
+            )
         if not announced:
             self.session.emit(
                 {
@@ -290,18 +303,38 @@ class LoopExecutor(Executor):
                 }
             )
 
+    def recorded_call(self, call_id: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The settled call of another process that this one would be; each only once."""
+        calls = [] if self.session.recorded is None else self.session.recorded.calls
+        if not calls or calls[0]["tool_call_id"] != call_id or calls[0]["arguments"] != dict(arguments):
+            return None
+        return calls.pop(0)
+
     def command_ended(
         self,
         call_id: str,
         output: str,
         outcome: Literal["ok", "error", "interrupted"],
         exit_code: int | None = None,
+        *,
+        raw: Mapping[str, Any] | None = None,
+        checkpoint: int | None = None,
+        replayed: bool = False,
     ) -> None:
-        """The command's effect has settled, or nobody waits for it any more."""
+        """The command's effect has settled, or nobody waits for it any more.
+
+        `raw` is what the loop needs to have the result again, `checkpoint` the state after it.
+        """
         content = output if len(output) <= OUTPUT_LIMIT else output[:OUTPUT_LIMIT] + "\n[... cut]"
-        self.session.activity.tool_call_completed(
-            call_id, outcome=outcome, content=content, exit_code=exit_code
-        )
+        if not replayed:
+            self.session.activity.tool_call_completed(
+                call_id,
+                outcome=outcome,
+                content=content,
+                exit_code=exit_code,
+                raw_output=raw,
+                checkpoint=checkpoint,
+            )
         status = {"ok": "completed", "error": "failed", "interrupted": "cancelled"}[outcome]
         self.session.emit(
             {

@@ -13,7 +13,7 @@ from ageval_executors._failure import CallFailedError
 from ageval_executors._http import ModelClient, is_loopback
 from ageval_executors._text import bounded, encode_json, masked
 from pytest_ageval.errors import ExecutorError
-from pytest_ageval.executor import AgentResult, Executor, Usage
+from pytest_ageval.executor import AgentResult, AgentStatus, Executor, ToolCall, Usage
 
 if TYPE_CHECKING:
     from ageval_executors._answer import Answer
@@ -36,6 +36,7 @@ class ModelExecutor(Executor):
 
     concurrent_sessions = True
     resumable = True
+    replays = True
     supported_model_fields = frozenset({"reasoning_effort", "timeout", "watchdog", "extra"})
     #: Used when the profile names no URL or no model.
     default_base_url: ClassVar[str]
@@ -51,7 +52,8 @@ class ModelExecutor(Executor):
         except ValueError as error:
             raise ExecutorError("base_url_invalid", f"{self.base_url!r}: {error}") from error
         self._history: tuple[Entry, ...] = ()
-        self._step = 0
+        self._recorded = session.recorded
+        self._step = 0 if session.recorded is None else session.recorded.last_step
         self._call: asyncio.Task[None] | None = None
         self._cancelled = False
         self._closed = False
@@ -109,6 +111,8 @@ class ModelExecutor(Executor):
             body = self.body(turn.entries, tools)
         except MessagesError as error:
             return self._refused("messages_invalid", str(error))
+        if self._recorded is not None and self._recorded.answers:
+            return self._replayed(turn, self._recorded.answers.pop(0))
         self._step += 1
         self.session.activity.model_turn_started(self._step, delta_messages=turn.new)
         answer = self.answer()
@@ -203,6 +207,60 @@ class ModelExecutor(Executor):
         calls, broken = answer.tool_calls(self._step)
         text, usage = answer.joined("assistant"), answer.usage()
         self._emit_text(answer)
+        self._emit_calls(calls)
+        metadata = self._scrubbed(self._metadata(answer, broken))
+        status: AgentStatus = "refused" if answer.refused else answer.status()
+        model, message, native = answer.model or self.model_id, answer.message(), answer.native()
+        self.session.activity.model_turn_completed(
+            self._step,
+            text=text,
+            thought=answer.joined("thought"),
+            tool_calls=calls,
+            usage=usage,
+            stop_reason=answer.stop_reason,
+            answer={
+                "calls": message.get("tool_calls"),
+                "native": native,
+                "status": status,
+                "model": model,
+                "metadata": metadata,
+            },
+        )
+        # An empty answer is not kept: providers refuse a conversation that holds one.
+        self._history = (*turn.entries, *((Entry(message, native),) if text or calls else ()))
+        return AgentResult(
+            text=text,
+            tool_calls=calls,
+            usage=usage,
+            stop_reason=answer.stop_reason,
+            status=status,
+            model=model,
+            metadata=metadata,
+        )
+
+    def _replayed(self, turn: Turn, row: Mapping[str, Any]) -> AgentResult:
+        """An answer that another process got, as if it had arrived just now."""
+        answer, text = row["answer"], str(row["assistant_text"] or "")
+        calls = [ToolCall(c["id"], c["name"], dict(c["arguments"])) for c in row["tool_calls"] or ()]
+        for channel, said in (("thought", row["thought"]), ("assistant", text)):
+            if said:
+                self.session.emit({"kind": "text", "channel": channel, "text": said})
+        self._emit_calls(calls)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if answer["calls"]:
+            message["tool_calls"] = [_call(call) for call in answer["calls"]]
+        self._history = (*turn.entries, *((Entry(message, answer["native"]),) if text or calls else ()))
+        return AgentResult(
+            text=text,
+            tool_calls=calls,
+            usage=Usage(**row["usage"]),
+            stop_reason=row["stop_reason"],
+            status=answer["status"],
+            model=answer["model"],
+            metadata=answer["metadata"],
+        )
+
+    def _emit_calls(self, calls: Sequence[ToolCall]) -> None:
         for call in calls:
             self.session.emit(
                 {
@@ -214,33 +272,16 @@ class ModelExecutor(Executor):
                     "status": "pending",
                 }
             )
-        self.session.activity.model_turn_completed(
-            self._step,
-            text=text,
-            thought=answer.joined("thought"),
-            tool_calls=calls,
-            usage=usage,
-            stop_reason=answer.stop_reason,
-        )
-        # An empty answer is not kept: providers refuse a conversation that holds one.
-        said = (Entry(answer.message(), answer.native()),) if text or calls else ()
-        self._history = (*turn.entries, *said)
+
+    def _metadata(self, answer: Answer, broken: Mapping[str, str]) -> dict[str, Any]:
         metadata: dict[str, Any] = {"api": self.session.model.api or "chat"}
         if answer.id:
             metadata["response_id"] = bounded(answer.id, 200)
         if answer.usage_row is not None and len(repr(answer.usage_row)) <= USAGE_LIMIT:
             metadata["usage_reported"] = answer.usage_row
         if broken:
-            metadata["invalid_arguments"] = broken
-        return AgentResult(
-            text=text,
-            tool_calls=calls,
-            usage=usage,
-            stop_reason=answer.stop_reason,
-            status="refused" if answer.refused else answer.status(),
-            model=answer.model or self.model_id,
-            metadata=self._scrubbed(metadata),
-        )
+            metadata["invalid_arguments"] = dict(broken)
+        return metadata
 
     def _failed(self, failure: CallFailedError, answer: Answer) -> AgentResult:
         partial = answer.joined("assistant")
@@ -288,6 +329,12 @@ class ModelExecutor(Executor):
 
     def _scrubbed(self, value: Any) -> Any:
         return masked(value, self.session.api_key, self.session.api_key_name)
+
+
+def _call(row: Mapping[str, Any]) -> dict[str, Any]:
+    """In the order in which it was sent, so that the conversation has the same bytes as before."""
+    function = {name: row["function"][name] for name in ("name", "arguments")}
+    return {"id": row["id"], "type": row["type"], "function": function}
 
 
 def _phase_over() -> CallFailedError:

@@ -29,6 +29,7 @@ class AcpOneshotExecutor(AcpExecutor):
 
     kind: ClassVar[str] = "acp-oneshot"
     resumable: ClassVar[bool] = False
+    conversational: ClassVar[bool] = False
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

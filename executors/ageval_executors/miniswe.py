@@ -13,17 +13,25 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib
+import json
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import yaml
 
-from ageval_executors._conversation import UNANSWERED
-from ageval_executors._loop import END_SECONDS, LoopExecutor, LoopOptions, Run, limit_reached
+from ageval_executors._conversation import UNANSWERED, rows_digest
+from ageval_executors._loop import (
+    END_SECONDS,
+    OUTPUT_LIMIT,
+    LoopExecutor,
+    LoopOptions,
+    Run,
+    limit_reached,
+)
 from ageval_executors._text import mend
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.executor import AgentResult
@@ -58,6 +66,8 @@ class MinisweExecutor(LoopExecutor):
     """
 
     kind: ClassVar[str] = "miniswe"
+    resumable: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
     Options = MinisweOptions
 
     def __init__(self, session: Session) -> None:
@@ -92,6 +102,27 @@ class MinisweExecutor(LoopExecutor):
             self._system = dict(zip(names, (words[0], words[1], words[-1], version), strict=True))
         else:  # the box has no uname
             self._system = dict.fromkeys(names, "") | {"system": "Linux"}
+
+    def resume_token(self) -> dict[str, Any] | None:
+        """The conversation of the loop, and what the model's own side of it needs."""
+        model = self.model.resume_token()
+        if model is None or not self._messages:
+            return None
+        rows = json.loads(json.dumps(self._messages, default=str))
+        return {"messages": rows, "sha256": rows_digest(rows), "model": model}
+
+    async def resume(self, token: Mapping[str, Any]) -> None:
+        """Take over the conversation. See `Executor.resume`."""
+        rows, model = token.get("messages"), token.get("model")
+        if not isinstance(rows, list) or not isinstance(model, Mapping):
+            raise ExecutorError("resume_token_invalid", "the token holds no conversation of this loop")
+        if token.get("sha256") != rows_digest(rows):
+            raise ExecutorError(
+                "resume_token_invalid", "the conversation was changed since, as by the masking of a secret"
+            )
+        await self.open()
+        await self.model.resume(model)
+        self._messages = rows
 
     async def work(self, run: Run) -> AgentResult:
         """Run the package's loop in a thread until it exits."""
@@ -201,19 +232,40 @@ class _Thread:
         if not isinstance(command, str) or "\0" in command:
             return _output("", -1, "the command is not a text")
         call_id = str(action.get("tool_call_id"))
+        arguments = {"command": command}
+        recorded = executor.recorded_call(call_id, arguments)
+        if recorded is not None:
+            return await self._replay(call_id, arguments, recorded)
         seconds = executor.seconds(executor.options.cmd_timeout)
-        executor.command_started(self.run, call_id, "bash", {"command": command}, announced=True)
+        executor.command_started(self.run, call_id, "bash", arguments, announced=True)
         try:
             done = await executor.box.exec(["sh", "-c", _SHELL, command], env=env, timeout=seconds)
+            checkpoint = await executor.session.checkpoint()
         except BaseException as error:
             executor.command_ended(call_id, f"{type(error).__name__}", "interrupted")
             raise
-        told = mend(done.stdout + done.stderr)
+        output = _output(mend(done.stdout + done.stderr), done.exit_code, "")
         if done.timed_out:
-            executor.command_ended(call_id, told, "error", done.exit_code)
-            return _output(told, -1, f"the command was ended after {seconds:g} seconds")
-        executor.command_ended(call_id, told, "ok" if done.ok else "error", done.exit_code)
-        return _output(told, done.exit_code, "")
+            output = _output(output["output"], -1, f"the command was ended after {seconds:g} seconds")
+        raw = {"returncode": output["returncode"], "exception_info": output["exception_info"]}
+        if len(output["output"]) > OUTPUT_LIMIT:
+            raw["output"] = output["output"]
+        outcome: Literal["ok", "error"] = "ok" if done.ok else "error"
+        executor.command_ended(
+            call_id, output["output"], outcome, done.exit_code, raw=raw, checkpoint=checkpoint
+        )
+        return output
+
+    async def _replay(
+        self, call_id: str, arguments: Mapping[str, Any], recorded: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What a command of another process gave, and the files as it left them."""
+        executor, raw = self.executor, recorded["raw_output"]
+        executor.command_started(self.run, call_id, "bash", arguments, announced=True, replayed=True)
+        await executor.session.restore(recorded["checkpoint_seq"])
+        told = raw.get("output", recorded["content"])
+        executor.command_ended(call_id, told, recorded["outcome"], recorded["exit_code"], replayed=True)
+        return _output(told, raw["returncode"], raw["exception_info"])
 
 
 def _output(text: str, code: int, problem: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class NopExecutor(Executor):
 
     kind = "nop"
     calls_model = False
+    conversational = False
 
     async def invoke(
         self,

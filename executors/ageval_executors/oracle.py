@@ -107,6 +107,21 @@ class OracleExecutor(Executor):
         elif not solve.is_file():
             raise ExecutorError("oracle_missing", f"there is neither {script} nor {solve}")
 
+    def resume_token(self) -> dict[str, Any] | None:
+        """How far the script has been played."""
+        state = _states.get(self.session.box) if self.session.box is not None else None
+        solved = state is not None and state.solved
+        return {"turns": self._next, "solved": solved} if self._next or solved else None
+
+    async def resume(self, token: Mapping[str, Any]) -> None:
+        """Go on in the script. ExecutorError ``resume_unsupported`` for a token of anybody else."""
+        turns = token.get("turns")
+        if not isinstance(turns, int) or "solved" not in token:
+            raise ExecutorError("resume_unsupported", "the token says nothing of a script of the oracle")
+        await self.open()
+        self._next = turns
+        _states.setdefault(self._box(), _BoxState()).solved |= bool(token["solved"])
+
     async def invoke(
         self,
         prompt: str,

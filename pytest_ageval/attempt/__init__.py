@@ -16,5 +16,15 @@ Each phase is one module of this package with a function of the same name.
 from pytest_ageval.attempt.context import Attempt, AttemptOptions
 from pytest_ageval.attempt.identity import Identity, new_run_id
 from pytest_ageval.attempt.outcome import Outcome
+from pytest_ageval.attempt.resume import ResumeError, Unsettled, unsettled
 
-__all__ = ["Attempt", "AttemptOptions", "Identity", "Outcome", "new_run_id"]
+__all__ = [
+    "Attempt",
+    "AttemptOptions",
+    "Identity",
+    "Outcome",
+    "ResumeError",
+    "Unsettled",
+    "new_run_id",
+    "unsettled",
+]

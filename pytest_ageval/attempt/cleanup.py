@@ -84,9 +84,10 @@ def settle(attempt: Attempt) -> None:
     """Write the result, unless the attempt was interrupted, and give the evidence away."""
     try:
         summarize(attempt)
-        interrupted = attempt.error is not None and attempt.error.title == "interrupted"
-        if not interrupted and not attempt.discarded:
+        if not attempt.interrupted and not attempt.discarded:
             attempt.evidence.write_result(attempt.outcome.as_dict())
+            if attempt.checkpoints is not None and not attempt.options.keep_workspace:
+                attempt.checkpoints.drop()
     finally:
         attempt.evidence.close()
 

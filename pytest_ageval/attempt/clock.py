@@ -19,11 +19,14 @@ POLL = 0.25
 
 
 class PhaseClock:
-    """Counts one phase's seconds against `budget` (None or 0: no limit). Frozen time does not count."""
+    """Counts one phase's seconds against `budget` (None or 0: no limit). Frozen time does not count.
 
-    def __init__(self, budget: float | None) -> None:
+    `spent` are the seconds that other processes have used of it.
+    """
+
+    def __init__(self, budget: float | None, spent: float = 0.0) -> None:
         self.budget = budget or None
-        self.started = time.monotonic()
+        self.started = time.monotonic() - spent
         self.frozen_seconds = 0.0
         self._freezes = 0
         self._frozen_at = 0.0

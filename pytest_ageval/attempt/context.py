@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ageval.accounting import Meter, Prices
+from pytest_ageval.attempt.checkpoint import checkpoints_of
 from pytest_ageval.attempt.clock import PhaseClock
 from pytest_ageval.attempt.identity import Identity
 from pytest_ageval.attempt.outcome import Outcome
+from pytest_ageval.attempt.resume import Past, resume, take_up
 from pytest_ageval.attempt.verdict import Verdict
 from pytest_ageval.errors import AgevalError, BoxError, EvaluatorError, ExecutorError
 from pytest_ageval.evidence import EvidenceStore, Redactor, now
@@ -45,6 +47,8 @@ class AttemptOptions:
     directories and files that a contained script does not see. `gateway` is whether agents' model
     calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
     `export` names the form in which a settled attempt is written once more.
+    `checkpoints` is how often the agent's directories are kept: after each turn, also after each step
+    of an agent whose loop runs on the host, or never; without them an attempt cannot be continued.
     """
 
     keep_workspace: bool = False
@@ -60,6 +64,7 @@ class AttemptOptions:
     record: Path | None = None
     replay: Path | None = None
     export: Literal["harbor"] | None = None
+    checkpoints: Literal["off", "turn", "step"] = "step"
 
 
 class Attempt:
@@ -81,6 +86,7 @@ class Attempt:
         runs_dir: Path,
         options: AttemptOptions | None = None,
         executor_factory: Callable[[Session], Executor] | None = None,
+        again: bool = False,
     ) -> None:
         self.locked = locked
         self.hooks = hooks
@@ -98,13 +104,9 @@ class Attempt:
             keep_raw=self.options.keep_raw,
             run_id=identity.run_id,
             price=self._price,
+            again=again,
         )
         self.started_at = now()
-        try:
-            self.evidence.write_lock(dict(locked.document))
-        except BaseException:
-            self.evidence.close()
-            raise
         self.phase = "environment"
         self.clock = PhaseClock(None)
         self.raw_box: Box = _NotStarted()  # type: ignore[assignment]
@@ -141,13 +143,37 @@ class Attempt:
         self.scoring_failure: BoxError | None = None
         #: What records or replays the calls of a role.
         self.tapes: dict[str, Any] = {}
+        self.checkpoints = checkpoints_of(self)
+        self.keeping = asyncio.Lock()
+        #: Copies of further directories of a box that shares none with this machine, by name.
+        self.copies: dict[str, Mirror | None] = {}
+        #: How often the attempt was continued, and what the processes before this one did.
+        self.resumed = 0
+        self.past: Past | None = None
+        try:
+            if again:
+                self.past = take_up(self)
+            else:
+                self.evidence.write_lock(dict(locked.document))
+        except BaseException:
+            self.evidence.close()
+            raise
+
+    @classmethod
+    def resume(cls, directory: Path, locked: LockedTask, **given: Any) -> Attempt:
+        """The attempt of `directory`, to go on with; see `pytest_ageval.attempt.resume.resume`."""
+        return resume(directory, locked, **given)
 
     # -- for hooks -------------------------------------------------------------------------------
 
     @property
     def box(self) -> BoxFace:
-        """The box, with synchronous methods. Raises BoxError before it was made."""
-        if isinstance(self.raw_box, _NotStarted):
+        """The box, with synchronous methods. Raises BoxError before it was made.
+
+        An attempt that is continued when its verdict was known already has none: every use of it raises.
+        """
+        over = self.past is not None and self.past.over
+        if isinstance(self.raw_box, _NotStarted) and not over:
             raise BoxError("environment_not_started", "the box has not been made yet")
         return BoxFace(self.raw_box)
 
@@ -217,8 +243,9 @@ class Attempt:
 
     async def environment(self, box: Box | None = None) -> None:
         """Open the box and prepare it. `box`: one that the caller made instead (started or not)."""
-        from pytest_ageval.attempt.environment import environment
+        from pytest_ageval.attempt.environment import environment, log_attempt
 
+        log_attempt(self)
         with self.in_phase("environment", self.locked.limits.environment_seconds):
             await environment(self, box)
 
@@ -268,29 +295,51 @@ class Attempt:
     def in_phase(self, name: str, budget: float | None) -> Iterator[None]:
         """Give the phase its clock, log its ends, and remember the first failure."""
         self.phase = name
-        self.clock = PhaseClock(budget)
+        spent = 0.0 if self.past is None else self.past.run.phase(name).clock_ms / 1000
+        self.clock = clock = PhaseClock(budget, spent)
         started = time.monotonic()
         request = f"phase_{name}"
         self.evidence.activity.append("phase", "in_flight", request, {"phase": name})
+        ok = False
         try:
             yield
+            ok = True
         except BaseException as error:
             self._failed(name, error)
             raise
         finally:
             elapsed = (time.monotonic() - started) * 1000
-            self.timing[name] = self.timing.get(name, 0.0) + round(elapsed, 1)
+            self.timing[name] = round(self.timing.get(name, 0.0) + elapsed, 1)
             self.evidence.activity.append(
                 "phase",
                 "completed",
                 request,
-                {"phase": name, "elapsed_ms": round(elapsed), "limit_reached": self.limit},
+                {
+                    "phase": name,
+                    "elapsed_ms": round(self.timing[name]),
+                    "clock_ms": round(clock.elapsed() * 1000),
+                    "ok": ok,
+                    "limit_reached": self.limit,
+                    "checkpoint_seq": self.checkpoint_seq,
+                    "flags": list(self.flags),
+                },
             )
+
+    @property
+    def checkpoint_seq(self) -> int | None:
+        """The number of the checkpoint that stands for what the box holds."""
+        return (self.checkpoints.position or None) if self.checkpoints is not None else None
 
     def _failed(self, phase: str, error: BaseException) -> None:
         found = as_ageval_error(error, phase)
-        self.evidence.fact(phase, "phase_failed", found.as_dict())
+        if self.past is None or error is not self.past.failed:  # it stands there already
+            self.evidence.fact(phase, "phase_failed", found.as_dict())
         self.fail(found)
+
+    @property
+    def interrupted(self) -> bool:
+        """Somebody ended it: it has no result, and can be continued."""
+        return self._error is not None and self._error.title == "interrupted"
 
     def fail(self, error: AgevalError) -> None:
         """Make the attempt an ERROR. The first failure counts, but for one that came of an interrupt."""
@@ -302,6 +351,11 @@ class Attempt:
         if self._verdict is not None or self.phase != "evaluate":
             raise EvaluatorError("verdict_already_bound", f"in the {self.phase} phase")
         self._verdict = verdict
+
+    @property
+    def added_metrics(self) -> dict[str, Any]:
+        """What a hook measured, beside the evaluator's own metrics."""
+        return dict(self._added_metrics)
 
     def add_metrics(self, added: Mapping[str, Any]) -> None:
         """Keep what a hook measured, beside the evaluator's own metrics."""

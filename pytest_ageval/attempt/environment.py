@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.accounting import library
+from pytest_ageval.attempt import again as attempt_again
 from pytest_ageval.attempt import slots
+from pytest_ageval.attempt.checkpoint import keep
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.equip import equip
 from pytest_ageval.attempt.guard import remember_directories
@@ -25,7 +27,9 @@ RESOURCES = ("cpus", "memory_mb", "storage_mb", "gpus", "gpu_types", "pids")
 
 async def environment(attempt: Attempt, box: Box | None) -> None:
     """Open, seed, prepare and set up the box, within the phase's budget."""
-    log_attempt(attempt)
+    if attempt.past is not None and attempt.past.over:
+        await attempt_again.clear_away(attempt)
+        return
     budget = attempt.clock.budget
     too_long = BoxError(
         "environment_timeout",
@@ -53,19 +57,26 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
     if box is None:
         raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
     attempt.raw_box = box
-    await start(box)
-    attempt.fact("environment_started", {"kind": box.kind})
+    taken = attempt.past is not None and await attempt_again.take_over(attempt, box)
+    if not taken:
+        await start(box)
+    attempt.fact("environment_started", {"kind": box.kind, **({"taken_over": True} if taken else {})})
     log_attempt(attempt, box.handle())
     for warning in getattr(box, "warnings", ()):
         attempt.fact("environment_warning", {"message": str(warning)})
-    await seed(attempt, box)
+    if not taken:
+        await seed(attempt, box)
     await prepare_agents(attempt)
     await load_prices(attempt)
     await equip(attempt, box)
-    await slots.call(attempt, "after_environment_ready")
-    await slots.call(attempt, "environment_setup")
-    await slots.call(attempt, "after_environment")
+    if not taken:  # else what the hooks and setup.sh did is there
+        await slots.call(attempt, "after_environment_ready")
+        await slots.call(attempt, "environment_setup")
+        await slots.call(attempt, "after_environment")
+    restored = attempt.past is not None and await attempt_again.restore_files(attempt)
     remember_directories(attempt)
+    if not restored:
+        await keep(attempt)
 
 
 async def with_layers(attempt: Attempt, spec: BoxSpec) -> BoxSpec:
@@ -185,5 +196,7 @@ def log_attempt(attempt: Attempt, handle: Mapping[str, Any] | None = None) -> No
             "environment_kind": attempt.locked.box.kind,
             "environment_nonce": identity.attempt_id[-12:],
             "environment_handle": None if handle is None else dict(handle),
+            "resumed": attempt.resumed,
+            "whole_box": attempt.locked.harbor is not None,
         },
     )

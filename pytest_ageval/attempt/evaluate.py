@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.attempt import slots
+from pytest_ageval.attempt import again, slots
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
@@ -29,6 +29,8 @@ GRACE = 10.0
 
 async def evaluate(attempt: Attempt) -> None:
     """Find and bind the verdict, within the limit. Raises EvaluatorError, BoxError or ScriptFault."""
+    if attempt.past is not None and again.verdict_known(attempt):
+        return
     if not attempt.writers_stopped:
         raise EvaluatorError("seal_invariant", "the run phase has not been sealed")
     budget = attempt.clock.budget or 0
@@ -60,6 +62,7 @@ async def find_verdict(attempt: Attempt) -> None:
         attempt.evidence.write_checks(verdict.checks)
     after = await slots.call(attempt, "after_evaluate", verdict.raw)
     attempt.add_metrics(added_metrics(verdict, after))
+    attempt.evidence.write_private("added.json", attempt.added_metrics)
     refuse_failed(attempt)
     refuse_unfounded_fail(attempt, verdict)
 

@@ -52,11 +52,12 @@ def mirror_of(attempt: Attempt) -> Mirror | None:
 
 
 class Mirror:
-    """The workspace of `attempt` at `directory`."""
+    """The workspace of `attempt`, or another directory of its box, at `directory`."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, of: str = WORKSPACE) -> None:
         self._attempt = attempt
-        self.directory = attempt.raw_box.spec.work_dir / "host-workspace"
+        self._of = of
+        self.directory = attempt.raw_box.spec.work_dir / f"host-{PurePosixPath(of).name}"
         self.directory.mkdir(parents=True, exist_ok=True)
         self._index: Index = {}
         self._state: str | None = None
@@ -75,9 +76,9 @@ class Mirror:
             state = await self._ask_state()
             if state is not None and state == self._state:
                 return
-            fresh = self.directory.with_name("host-workspace.new")
+            fresh = self.directory.with_name(f"{self.directory.name}.new")
             try:
-                await self._attempt.raw_box.download(WORKSPACE, fresh)
+                await self._attempt.raw_box.download(self._of, fresh)
             except BoxError as error:
                 if error.title != "environment_download_missing":
                     raise
@@ -98,17 +99,17 @@ class Mirror:
         self._state = None
         for start in range(0, len(gone), _BATCH):
             done = await box.exec(
-                ["rm", "-rf", "--", *(f"./{path}" for path in gone[start : start + _BATCH])]
+                ["rm", "-rf", "--", *(f"./{path}" for path in gone[start : start + _BATCH])], cwd=self._of
             )
             if not done.ok:
                 raise BoxError("environment_upload_failed", f"could not remove from the box: {done.stderr}")
         for path in outermost(changed):
-            await box.upload(self.directory / path, f"{WORKSPACE}/{path}")
+            await box.upload(self.directory / path, f"{self._of}/{path}")
         self._index = now
 
     async def _ask_state(self) -> str | None:
         try:
-            done = await self._attempt.raw_box.exec(["sh", "-c", _STATE])
+            done = await self._attempt.raw_box.exec(["sh", "-c", _STATE], cwd=self._of)
         except BoxError as error:
             if error.title == "environment_exec_invalid":  # there is no workspace
                 return None

@@ -18,7 +18,8 @@ class Outcome:
 
     `not_produced` are declared artifacts that the run did not leave. `limit` names the first ceiling
     that was reached; `terminal` is what run.py returned; `timing` holds milliseconds by phase; `usage`
-    the summed usage of the run phase; `workspace` is where the box's files are when they were kept.
+    the summed usage of the run phase; `resumed` says how often the attempt was continued; `workspace` is
+    where the box's files are when they were kept.
     """
 
     status: Status = "ERROR"
@@ -45,6 +46,7 @@ class Outcome:
     dataset_id: str = ""
     task_id: str = ""
     digest: str = ""
+    resumed: int = 0
     agent: str | None = None
     model: str | None = None
 
@@ -76,6 +78,7 @@ class Outcome:
             "dataset_id": self.dataset_id,
             "task_id": self.task_id,
             "digest": self.digest,
+            "resumed": self.resumed,
             "agent": self.agent,
             "model": self.model,
         }

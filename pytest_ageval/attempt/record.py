@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 async def record(attempt: Attempt) -> None:
     """Write trajectory.jsonl, observation.jsonl and summary.json."""
     evidence = attempt.evidence
+    if attempt.past is not None and attempt.past.recorded:
+        # The events may be gone already, and nothing has been added to them.
+        attempt.tails["trajectory"] = tail_text(evidence.layout.trajectory)
+        attempt.summary_extra = await slots.call(attempt, "summary_enrich", {})
+        summarize(attempt)
+        return
     turns = await fold(attempt, "run")
     await slots.call(attempt, "trajectory_seal", turns)
     attempt.fact("trajectory_recorded", {"file": "trajectory.jsonl", "turns": len(turns)})
@@ -26,7 +32,8 @@ async def record(attempt: Attempt) -> None:
         attempt.fact("evaluation_observation_recorded", {"turns": len(judged)})
     attempt.tails["trajectory"] = tail_text([row for turn in turns for row in turn])
     await asyncio.to_thread(evidence.scrub)
-    evidence.drop_raw()
+    if not attempt.interrupted:  # who goes on with it writes the trajectory anew
+        evidence.drop_raw()
     attempt.summary_extra = await slots.call(attempt, "summary_enrich", {})
     summarize(attempt)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pytest_ageval.attempt import slots
+from pytest_ageval.attempt import again, slots
+from pytest_ageval.attempt.checkpoint import keep
 from pytest_ageval.attempt.equip import take_logins_away
 from pytest_ageval.attempt.harvest import harvest
 from pytest_ageval.attempt.scripts import fault_of, start_run_script
@@ -22,17 +24,37 @@ SEAL_SECONDS = 20.0
 async def run(attempt: Attempt) -> None:
     """Run the script within its clock. A ceiling ends the work, not the attempt: it is still graded."""
     service = attempt.service = AgentService(attempt, "run")
+    if attempt.past is not None and await again.run_done(attempt, service):
+        return
     await slots.call(attempt, "before_run")
-    worker = await start_run_script(attempt, service)
-    try:
-        ended = await supervise(attempt, worker)
-    finally:
-        await seal(attempt, service, worker)
+    if attempt.past is not None and attempt.past.done("seal_run"):
+        ended = await again.sealed(attempt, service)
+    else:
+        ended = await run_script(attempt, service)
     await harvest(attempt)
     await slots.call(attempt, "after_run")
     refuse_failed(attempt)
     if ended is not None:
         take_result(attempt, ended)
+
+
+async def run_script(attempt: Attempt, service: AgentService) -> WorkerOutcome | None:
+    """Let run.py work, then stop all writers; how it ended, None when its time was up first."""
+    if attempt.past is not None:
+        await asyncio.to_thread(again.unpublish, attempt)
+    worker = await start_run_script(attempt, service)
+    try:
+        ended = await supervise(attempt, worker)
+    except BaseException:
+        await seal(attempt, service, worker)
+        raise
+    await seal(attempt, service, worker)
+    if ended is None:
+        await again.catch_up(attempt)
+    elif ended.error is None:
+        service.refuse_unasked()
+    await log_seal(attempt, ended)
+    return ended
 
 
 async def supervise(attempt: Attempt, worker: Worker) -> WorkerOutcome | None:
@@ -57,6 +79,11 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
     await take_logins_away(attempt)
     await attempt.after_turn()
     attempt.writers_stopped = True
+
+
+async def log_seal(attempt: Attempt, ended: WorkerOutcome | None) -> None:
+    """From here on the run is not repeated: how it ended stands in the step log."""
+    checkpoint = await keep(attempt)
     attempt.evidence.activity.append(
         "phase",
         "completed",
@@ -65,6 +92,10 @@ async def seal(attempt: Attempt, service: AgentService, worker: Worker) -> None:
             "phase": "seal_run",
             "elapsed_ms": round(attempt.clock.elapsed() * 1000),
             "limit_reached": attempt.limit,
+            "checkpoint_seq": checkpoint,
+            "published": dict(attempt.published),
+            "ended": None if ended is None else asdict(ended),
+            "flags": list(attempt.flags),
         },
     )
 

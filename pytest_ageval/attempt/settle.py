@@ -61,6 +61,7 @@ def _known(attempt: Attempt) -> Outcome:
         dataset_id=locked.dataset_id,
         task_id=locked.task_id,
         digest=locked.digest,
+        resumed=attempt.resumed,
         agent="+".join(sorted(agents)) or None,
         model="+".join(sorted(models)) or None,
     )

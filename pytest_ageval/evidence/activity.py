@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,6 +88,14 @@ _KEYS: dict[tuple[str, str], tuple[str, ...]] = {
         ("phase", "completed"): "phase elapsed_ms limit_reached checkpoint_seq",
     }.items()
 }
+
+
+def digest(value: Any) -> str | None:
+    """A fingerprint of JSON data, by which a resumed run recognises it; None of None."""
+    if value is None:
+        return None
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
 
 
 class ActivityLog:
@@ -205,8 +215,13 @@ class Scope:
         tool_calls: Sequence[ToolCall] = (),
         usage: Usage | None = None,
         stop_reason: str | None = None,
+        answer: Mapping[str, Any] | None = None,
     ) -> None:
         """The model's answer has arrived whole."""
+        calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in tool_calls]
+        more = {} if answer is None else {"answer": plain(answer), "answer_digest": None}
+        if answer is not None:  # of what it is before secrets are masked in it
+            more["answer_digest"] = digest([text, thought or None, more["answer"]])
         self._append(
             "model_turn",
             "completed",
@@ -214,11 +229,10 @@ class Scope:
             step_index=step,
             assistant_text=text,
             thought=thought or None,
-            tool_calls=[
-                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in tool_calls
-            ],
+            tool_calls=calls,
             usage=(usage or Usage(unavailable="not_reported")).as_dict(),
             stop_reason=stop_reason,
+            **more,
         )
 
     def model_turn_aborted(self, step: int, *, reason: str, partial_text: str = "") -> None:
@@ -261,17 +275,21 @@ class Scope:
         content: str = "",
         exit_code: int | None = None,
         raw_output: Any = None,
+        checkpoint: int | None = None,
     ) -> None:
         """The tool's effect has settled."""
+        content = clip(content, OUTPUT_LIMIT)
         self._append(
             "tool_call",
             "completed",
             self._tool(tool_call_id),
             tool_call_id=tool_call_id,
             outcome=outcome,
-            content=clip(content, OUTPUT_LIMIT),
+            content=content,
             exit_code=exit_code,
             raw_output=raw_output,
+            checkpoint_seq=checkpoint,
+            content_digest=None if checkpoint is None else digest([content, plain(raw_output)]),
         )
 
 

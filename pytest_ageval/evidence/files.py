@@ -188,7 +188,10 @@ def read_jsonl(path: Path, *, broken: str = "evidence_corrupt") -> list[dict[str
 
 
 def repair_tail(path: Path) -> int:
-    """Cut a torn last line off a JSON Lines file. Returns how many bytes were cut."""
+    """Cut a torn last line off a JSON Lines file. Returns how many bytes were cut.
+
+    They are kept in ``<name>.corrupt`` beside it.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -196,6 +199,8 @@ def repair_tail(path: Path) -> int:
     end = _whole(data)[1]
     if end == len(data):
         return 0
+    with path.with_name(f"{path.name}.corrupt").open("ab") as kept:
+        kept.write(data[end:].rstrip(b"\n") + b"\n")
     with path.open("rb+") as stream:
         stream.truncate(end)
         stream.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -116,6 +116,7 @@ class InvocationRecord:
         *,
         limit: int = EVENTS_LIMIT,
         price: Pricer | None = None,
+        fresh: bool = True,
     ) -> None:
         self.info = info
         self._price = price
@@ -137,8 +138,47 @@ class InvocationRecord:
         self._elapsed_ms: float | None = None
         self._started_at = now()
         self._finished_at: str | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._write(INVOCATION_METADATA, self._metadata_document("running"), sync=False)
+        self._recalled = not fresh
+        if fresh:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._write(INVOCATION_METADATA, self._metadata_document("running"), sync=False)
+
+    @classmethod
+    def again(
+        cls,
+        info: InvocationInfo,
+        directory: Path,
+        redactor: Redactor,
+        metadata: Mapping[str, Any],
+        events: Sequence[Mapping[str, Any]],
+        result: AgentResult,
+        price: Pricer | None,
+    ) -> InvocationRecord:
+        """One that another process made, with its events and what it came to."""
+        made = cls(info, directory, redactor, price=price, fresh=False)
+        made._started_at = str(metadata.get("started_at") or made._started_at)
+        made._finished_at = str(metadata.get("finished_at") or now())
+        made._elapsed_ms = metadata.get("latency_ms")
+        made._written = len(events)
+        for event in events:
+            row = {key: value for key, value in event.items() if key not in ("schema", "seq")}
+            made._size += len(line_bytes(row))
+            made._events.append(row)
+            if row.get("kind") == "usage":
+                made._note_usage(row)
+        made.result = result
+        if metadata.get("status") == "running":  # it never ended
+            made._write(INVOCATION_METADATA, made._metadata_document(made.status), sync=False)
+        return made
+
+    def has_result_of(self, tool_call_id: str) -> bool:
+        """Another process has told already what a tool call came to."""
+        return self._recalled and any(
+            event.get("kind") == "tool"
+            and event.get("tool_call_id") == tool_call_id
+            and event.get("source") == "ageval"
+            for event in self._events
+        )
 
     # -- while it runs ---------------------------------------------------------------------------
 

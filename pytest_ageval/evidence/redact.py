@@ -275,6 +275,11 @@ class Redactor:
                 )
         return compiled
 
+    def needles(self) -> tuple[bytes, ...]:
+        """The registered values in all their forms, to look for in bytes."""
+        with self._lock:
+            return tuple(needle.encode("utf-8", "surrogatepass") for needle in self._needles)
+
     def spans(self, text: str) -> list[Span]:
         """Where secrets stand in `text`, in order, not overlapping."""
         return self._ready().scan(text, 0, None)

@@ -24,6 +24,7 @@ from pytest_ageval.evidence.files import (
 )
 from pytest_ageval.evidence.invocation import InvocationInfo, InvocationRecord, Pricer
 from pytest_ageval.evidence.layout import INVOCATION_METADATA, INVOCATION_RAW, Layout, Surface
+from pytest_ageval.evidence.recall import recalled
 from pytest_ageval.evidence.redact import Redactor
 from pytest_ageval.evidence.scrub import scrub_tree
 from pytest_ageval.evidence.trajectory import flatten
@@ -32,6 +33,8 @@ from pytest_ageval.evidence.writer import WriterLock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from pytest_ageval.evidence.history import PastInvoke
 
 SUMMARY_SCHEMA = "ageval.evidence.summary/1"
 TIMING_SCHEMA = "ageval.phase_timing/1"
@@ -121,8 +124,9 @@ class EvidenceStore:
         run_id: str | None = None,
         sync: Literal["line", "none"] = "line",
         price: Pricer | None = None,
+        again: bool = False,
     ) -> EvidenceStore:
-        """Make the directory `root`, or go on in it after its writer died.
+        """Make the directory `root`, or go on in it after its writer died, or (`again`) gave it back.
 
         `keep_raw` keeps the vendor's own logs and the raw events. `attempt_id` is the name of the
         directory unless given. `sync` is how the activity log is written (see `ActivityLog`). `price` adds
@@ -153,7 +157,7 @@ class EvidenceStore:
                 sync=sync,
                 price=price,
             )
-            if writer.taken_over is not None:
+            if writer.taken_over is not None or again:
                 store._recover()
         except BaseException:
             writer.release()
@@ -164,8 +168,30 @@ class EvidenceStore:
         """Go on where a killed writer stopped."""
         repair_tail(self.layout.facts)
         self.facts = read_jsonl(self.layout.facts)
-        for aside in self.root.glob(".*.tmp"):
+        ours = (self.layout.surface("run"), self.layout.surface("evaluate"), self.layout.logs)
+        for aside in (*self.root.glob(".*.tmp"), *(path for each in ours for path in each.rglob(".*.tmp"))):
             aside.unlink(missing_ok=True)
+
+    def recall(self, surface: Surface, invokes: Iterable[PastInvoke]) -> None:
+        """Take up the records of the invocations that other processes made on a surface."""
+        known = {name: invoke for invoke in invokes for name in invoke.invocations}
+        directory = self.layout.invocations(surface)
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            metadata = read_document(path / INVOCATION_METADATA)
+            invoke = known.get(str((metadata or {}).get("invocation_id")))
+            if metadata is None or invoke is None:  # it was killed before anything was asked
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            record = recalled(path, metadata, surface, invoke, self.redactor, self._price)
+            self.invocations.append(record)
+        self.invocations.sort(key=lambda record: record.info.seq)
+
+    def supersede(self, record: InvocationRecord) -> None:
+        """An invocation that was broken off is done again, so that its record says nothing any more."""
+        with self._lock:
+            record.close()
+            self.invocations.remove(record)
+            shutil.rmtree(record.directory, ignore_errors=True)
 
     def _last_seq(self, surface: Surface | str) -> int:
         base = self.layout.invocations("run" if surface == "run" else "evaluate")
@@ -343,6 +369,10 @@ class EvidenceStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._document(path, document)
         return path
+
+    def read_session(self, session_id: str, surface: Surface) -> dict[str, Any] | None:
+        """What `write_session` wrote, if anything."""
+        return read_document(self.layout.session(surface, session_id))
 
     def write_checks(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Write the evaluator's checks, if there are any good ones; returns what was kept."""

@@ -95,6 +95,31 @@ def _kernel_lock(descriptor: int) -> bool:
     return True
 
 
+def _holds(path: Path, owner: Mapping[str, Any]) -> bool:
+    """Whether the owner that the lock file names still has the right to write."""
+    alive = _alive(owner)
+    if alive is None:
+        probe = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            alive = not _kernel_lock(probe)
+        finally:
+            os.close(probe)
+    return alive
+
+
+def _words(owner: Mapping[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"
+
+
+def live_writer(path: Path) -> str | None:
+    """Who has the right to write into the directory of the lock file `path` just now, in words."""
+    if not path.exists():
+        return None
+    with _directory_lock(path.parent):
+        owner = _read(path)
+        return _words(owner) if owner is not None and _holds(path, owner) else None
+
+
 class WriterLock:
     """The right to write into an attempt directory, until `release` or the end of the process.
 
@@ -120,18 +145,8 @@ class WriterLock:
             self._descriptor = descriptor
 
     def _refuse_if_alive(self, owner: Mapping[str, Any]) -> None:
-        alive = _alive(owner)
-        if alive is None:
-            probe = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                alive = not _kernel_lock(probe)
-            finally:
-                os.close(probe)
-        if alive:
-            raise AgevalError(
-                "evidence_busy",
-                f"{self.path.parent} is being written by process {owner.get('pid')} on {owner.get('host')}",
-            )
+        if _holds(self.path, owner):
+            raise AgevalError("evidence_busy", f"{self.path.parent} is being written by {_words(owner)}")
 
     def release(self) -> None:
         """Give the right back. Idempotent."""

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_ageval import portal
 from pytest_ageval.errors import AgevalError, ExecutorError
+from pytest_ageval.evidence.recall import result_of
 from pytest_ageval.executor import AgentResult
+from pytest_ageval.sessions import continued
 from pytest_ageval.sessions.build import prepare
 from pytest_ageval.sessions.quota import Quota
+from pytest_ageval.sessions.replay import unasked
 from pytest_ageval.sessions.session import RoleSession
 from pytest_ageval.sessions.stall import Stalls
 
@@ -79,6 +82,9 @@ class AgentService:
         self.sessions: dict[str, RoleSession] = {}
         limits = attempt.locked.limits
         self.quota = Quota(limits.agent_invocations if phase == "run" else None, limits.agent_concurrency)
+        #: What other processes asked of the agents in this phase.
+        self.history = continued.history_of(attempt, phase)
+        self.quota.used = len(self.history.invokes())
         self._ops: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
             "open": self._open,
             "invoke": self._invoke,
@@ -134,8 +140,10 @@ class AgentService:
         if others and not executor.concurrent_sessions:
             return refusal("executor_not_concurrent", session.binding.executor)
         self.sessions[session_id] = session
+        if continued.begins_in_the_past(session):
+            return {"ok": True, "session_id": session_id}
         # An exception from here is ours or the author's: as data it could become a score.
-        session.box = await self._box_for(session, executor)
+        session.box = await self.box_for(session, executor)
         try:
             await session.open()
         except AgevalError as error:  # a refusal: run.py gets it as data and decides
@@ -144,7 +152,7 @@ class AgentService:
             return refusal(error.title, error.message)
         return {"ok": True, "session_id": session_id}
 
-    async def _box_for(self, session: RoleSession, executor: type[Executor]) -> Box | None:
+    async def box_for(self, session: RoleSession, executor: type[Executor]) -> Box | None:
         """The scoring box of a judge's session; None: the agent's box."""
         if self._judge_box is not None:
             needs_box = bool(executor.requires_box)
@@ -165,8 +173,11 @@ class AgentService:
 
     def ended(self, session: RoleSession, result: AgentResult) -> None:
         """A turn has ended. A later answer for the same role and actor shows that the failure is over."""
+        self.note_end((session.role, session.actor), result)
+
+    def note_end(self, who: tuple[str, str | None], result: AgentResult) -> None:
+        """A turn of this role and actor came to `result`."""
         self.last = result
-        who = (session.role, session.actor)
         if result.ok:
             self._failures.pop(who, None)
         elif result.infrastructure:
@@ -178,6 +189,10 @@ class AgentService:
             return refusal("unknown_session", str(payload["session_id"]))
         # The turn before the slot: a turn that waits for its session must not hold up the others.
         async with session.turns, self.quota.slots:
+            if (past := continued.completed(session)) is not None:
+                return await continued.answer(session, past, payload)
+            if session.executor is None and not session.closed and not self.sealed:
+                await continued.go_live(session, payload)
             refused = self._refuse_invoke(session)
             if refused is not None:
                 return refusal(refused)
@@ -219,7 +234,7 @@ class AgentService:
             return "wall_time_exceeded"
         if (refused := self._refuse_call(session)) is not None:
             return refused
-        if not self.quota.take():
+        if not session.again and not self.quota.take():
             self.attempt.note_limit("agent_invocations")
             return "agent_invocation_limit"
         return None
@@ -267,6 +282,8 @@ class AgentService:
             return refusal("no_invocation" if invocation is None else "invocation_mismatch")
         if not payload.get("tool_call_id"):
             return refusal("missing_tool_call_id")
+        if record.has_result_of(str(payload["tool_call_id"])):
+            return {"ok": True}
         record.emit(
             {
                 "kind": "tool",
@@ -284,6 +301,22 @@ class AgentService:
     async def _publish(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         self.attempt.published[str(payload["id"])] = str(payload.get("path") or "")
         return {"ok": True}
+
+    # -- an attempt that is continued --------------------------------------------------------------
+
+    def recall(self) -> None:
+        """The sessions are over: how their turns ended is as it was."""
+        for invoke in self.history.invokes():
+            if invoke.completed is not None:
+                opened = self.history.sessions[invoke.session_id].opened
+                who = (str(opened.get("profile_id")), opened.get("actor_id"))
+                self.note_end(who, result_of(invoke.completed))
+
+    def refuse_unasked(self) -> None:
+        """Raise AgevalError when the script has ended without asking for what it had asked for before."""
+        left = continued.unasked(self)
+        if left:
+            raise unasked(left)
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval import portal
 from pytest_ageval.accounting import CallMeter
 from pytest_ageval.accounting.meter import UNCOUNTED, add
+from pytest_ageval.attempt.checkpoint import go_to, keep
 from pytest_ageval.errors import AgevalError
-from pytest_ageval.evidence import structured
-from pytest_ageval.executor import AgentResult, Event, Executor, Usage
+from pytest_ageval.evidence import plain, structured
+from pytest_ageval.evidence.activity import digest
+from pytest_ageval.evidence.history import reply_of
+from pytest_ageval.executor import AgentResult, Event, Executor, Recorded, Usage
 from pytest_ageval.sessions.build import CurrentScope, link_for, session_for, settle, stall_seconds
+from pytest_ageval.sessions.replay import asked
 from pytest_ageval.sessions.stall import Backoff
 
 if TYPE_CHECKING:
@@ -60,7 +63,10 @@ class RoleSession:
         )
         self.turn = 0
         self.closed = False
-        self._token_kept = False
+        self._token: dict[str, Any] | None = None
+        #: Of a turn that another process had begun: it is counted already (`again`), starts from nothing
+        #: (`fresh`), and a model call of it was on its way (`lost`).
+        self.again, self.fresh, self.lost = False, True, False
         self.executor: Executor | None = None
         #: Held for a whole turn: a session has one at a time.
         self.turns = asyncio.Lock()
@@ -84,11 +90,14 @@ class RoleSession:
 
     # -- open and close --------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Make and open the executor. Raises AgevalError."""
+    async def open(self, *, recorded: Recorded | None = None, token: Mapping[str, Any] | None = None) -> None:
+        """Make and open the executor. Raises AgevalError.
+
+        `recorded` is what another process had done of its first turn, `token` by what it goes on.
+        """
         await self._slot("before_agent_open", self.info)
         try:
-            await portal.guard(self._open_executor())
+            await portal.guard(self._open_executor(recorded, token))
         except AgevalError as error:
             failed = AgentResult(
                 ok=False, error=f"{error.title}: {error.message}", infrastructure=True, status="crashed"
@@ -98,7 +107,7 @@ class RoleSession:
         self._log_open()
         await self._slot("after_agent_open", self.info)
 
-    async def _open_executor(self) -> None:
+    async def _open_executor(self, recorded: Recorded | None, token: Mapping[str, Any] | None) -> None:
         link = self._link = await link_for(
             self.attempt, self.role, self.session_id, self.service.phase, self.box
         )
@@ -114,6 +123,13 @@ class RoleSession:
             calls=self.calls,
             link=link,
         )
+        session = replace(session, recorded=recorded)
+        if self._works_here:
+            session = replace(
+                session,
+                checkpoint=lambda: keep(self.attempt, step=True),
+                restore=lambda number: go_to(self.attempt, number),
+            )
         link.bind(session)
         if self.attempt.executor_factory is not None:
             self.executor = self.attempt.executor_factory(session)
@@ -123,7 +139,16 @@ class RoleSession:
             raise AgevalError("executor_missing", f"no executor for role {self.role!r}")
         if self.box is not None:
             await self.service.prepare(self, type(self.executor), self.box)
-        await self.executor.open()
+        if token is None:
+            await self.executor.open()
+        else:
+            await self.executor.resume(token)
+
+    @property
+    def _works_here(self) -> bool:
+        """It works in the agent's box, in the phase in which that is kept."""
+        kind = self.attempt.registry.executor(self.binding.executor)
+        return self.box is None and self.service.phase == "run" and bool(kind.requires_box)
 
     def _log_open(self) -> None:
         self.service.activity.append(
@@ -143,9 +168,9 @@ class RoleSession:
     def _keep_token(self) -> None:
         """Write down how another process could go on after this turn."""
         token = None if self.executor is None else self.executor.resume_token()
-        if token is None and not self._token_kept:
+        if token is None and self._token is None:
             return
-        self._token_kept = True
+        previous, self._token = self._token, {"turn_index": self.turn, "resume_token": token}
         self.attempt.evidence.write_session(
             self.session_id,
             self.service.phase,
@@ -155,8 +180,9 @@ class RoleSession:
                 "profile_id": self.role,
                 "actor_id": self.actor,
                 "executor_kind": self.binding.executor,
-                "turn_index": self.turn,
-                "resume_token": token,
+                **self._token,
+                # For a process that is killed before the turn stands in the step log.
+                "previous": previous,
             },
         )
 
@@ -222,14 +248,17 @@ class RoleSession:
             elapsed = (time.monotonic() - started) * 1000
             cut = self._cancelled()
             record.finish(cut, elapsed)
-            self._end(request, invocation, cut, elapsed)
+            self._end(request, invocation, cut, elapsed, cut=True)
             raise
         elapsed = (time.monotonic() - started) * 1000
         result = await self._slot("after_agent_invoke", result)
         result = await self._slot("normalize_agent_result", result)
         record.finish(result, elapsed)
+        checkpoint = await keep(self.attempt) if self._works_here else self.attempt.checkpoint_seq
         self._keep_token()
-        self._end(request, invocation, result, elapsed)
+        # Whoever ends the agents also ends this turn; unless the run was over then, it has come to nothing.
+        broken_off = self.service.sealed and not result.ok
+        self._end(request, invocation, result, elapsed, checkpoint, cut=broken_off)
         return self._reply(invocation, result)
 
     def _begin(
@@ -257,18 +286,20 @@ class RoleSession:
                 "session_id": self.session_id,
                 "turn_index": self.turn,
                 "prompt": prompt,
-                "tools_digest": digest(payload.get("tools")),
-                "messages_digest": digest(payload.get("messages")),
+                **asked(payload),
+                "fresh": self.fresh,
                 "explicit_messages": payload.get("messages") is not None,
                 "invocation_id": invocation,
             },
         )
+        self.again, self.fresh = False, True
         return record
 
     async def _attempts(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         """Call the executor; while its provider is down and nothing was done, wait and call again."""
         backoff = Backoff(stall_seconds(self.attempt, self.binding))
-        used: list[Usage] = []
+        used = [Usage(unavailable="partial")] if self.lost else []
+        self.lost = False
         while True:
             result = await self._counted(prompt, payload)
             used.append(result.usage)
@@ -393,26 +424,41 @@ class RoleSession:
             return running.result()
         return AgentResult(usage=Usage(unavailable="lost_on_timeout"))
 
-    def _end(self, request: str, invocation: str, result: AgentResult, elapsed: float) -> None:
+    def _end(
+        self,
+        request: str,
+        invocation: str,
+        result: AgentResult,
+        elapsed: float,
+        checkpoint: int | None = None,
+        *,
+        cut: bool = False,
+    ) -> None:
+        """The turn is complete as soon as this stands in the step log. `cut`: it was broken off."""
         self.service.ended(self, result)
-        self.service.activity.append(
-            "invoke",
-            "completed",
-            request,
-            {
-                "session_id": self.session_id,
-                "turn_index": self.turn,
-                "ok": result.ok,
-                "text": result.text,
-                "structured": structured(result.text),
-                "tool_calls": tool_rows(result),
-                "usage": result.usage.as_dict(),
-                "error": result.error,
-                "checkpoint_seq": None,
-                "elapsed_ms": round(elapsed),
-                "invocation_id": invocation,
-            },
-        )
+        row: dict[str, Any] = {
+            "session_id": self.session_id,
+            "turn_index": self.turn,
+            "ok": result.ok,
+            "text": result.text,
+            "structured": structured(result.text),
+            "tool_calls": tool_rows(result),
+            "usage": result.usage.as_dict(),
+            "error": result.error,
+            "checkpoint_seq": checkpoint,
+            "elapsed_ms": round(elapsed),
+            "invocation_id": invocation,
+            "stop_reason": result.stop_reason,
+            "status": result.status,
+            "model": result.model,
+            "infrastructure": result.infrastructure,
+            "transient": result.transient,
+            "metadata": plain(result.metadata),
+            "remaining_after": self.service.quota.left,
+            "cut": cut,
+        }
+        row["reply_digest"] = digest(plain(reply_of(row)))
+        self.service.activity.append("invoke", "completed", request, row)
 
     def _reply(self, invocation: str, result: AgentResult) -> dict[str, Any]:
         record = self.records[invocation]
@@ -448,13 +494,3 @@ def tool_rows(result: AgentResult) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "name": call.name, "arguments": dict(call.arguments)} for call in result.tool_calls
     ]
-
-
-def digest(value: Sequence[Any] | None) -> str | None:
-    """A fingerprint of the tools or messages of a turn, by which a resumed run recognises it."""
-    if value is None:
-        return None
-    import hashlib
-
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"

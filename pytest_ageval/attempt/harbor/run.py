@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from pytest_ageval.attempt import slots
+from pytest_ageval.attempt import again, slots
 from pytest_ageval.attempt.clock import PhaseClock
 from pytest_ageval.attempt.harbor import networks, trajectory, verifier
 from pytest_ageval.attempt.harbor.state import StepRecord
@@ -29,8 +29,20 @@ async def run(attempt: Attempt) -> None:
     """All steps; of several, each is graded before the next one starts."""
     task = attempt.locked.harbor
     assert task is not None
+    if attempt.past is not None:
+        attempt.steps += [StepRecord.again(row) for row in attempt.past.steps]
+        if await again.run_done(attempt, AgentService(attempt, "run")):
+            attempt.steps = attempt.steps or [StepRecord(task.steps[0].name)]
+            return
     await slots.call(attempt, "before_run")
+    graded = list(attempt.steps)
     for number, step in enumerate(task.steps):
+        if number < len(graded):  # by the process before
+            if number + 1 == len(task.steps) or _is_the_last(attempt, step, graded[number]):
+                break
+            if number + 1 == len(graded):
+                await verifier.clear(attempt.raw_box)
+            continue
         record = StepRecord(step.name)
         attempt.steps.append(record)
         attempt.writers_stopped = False
@@ -68,13 +80,16 @@ def _is_the_last(attempt: Attempt, step: HarborStep, record: StepRecord) -> bool
 async def _agent(
     attempt: Attempt, task: HarborTask, step: HarborStep, record: StepRecord, number: int
 ) -> None:
+    service = attempt.service = AgentService(attempt, "run")
+    past = service.history.sessions.get(trajectory.session_id(step.name, number))
     if task.multi_step:
-        attempt.clock = PhaseClock(SETUP_SECONDS)
-        await _bring_step(attempt, step)
-        attempt.clock = PhaseClock(step.agent_timeout_sec)
+        if past is None:
+            attempt.clock = PhaseClock(SETUP_SECONDS)
+            await _bring_step(attempt, step)
+        spent = 0.0 if past is None else sum(invoke.seconds for invoke in past.invokes.values())
+        attempt.clock = PhaseClock(step.agent_timeout_sec, spent)
     await networks.of_agent(attempt, step)
     started = time.monotonic()
-    service = attempt.service = AgentService(attempt, "run")
     working = asyncio.ensure_future(_ask(service, step, number))
     try:
         if await attempt.clock.wait(working):

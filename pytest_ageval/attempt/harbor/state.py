@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_ageval.errors import AgevalError
+
 if TYPE_CHECKING:
-    from pytest_ageval.errors import AgevalError
+    from collections.abc import Mapping
 
 #: SCORED: there is a reward. INDETERMINATE: the verifier did not get that far. SCORING_ERROR: it left
 #: something that is no reward.
@@ -47,6 +49,19 @@ class StepRecord:
             return "SCORED"
         title = self.error.title if self.error is not None else ""
         return "SCORING_ERROR" if title in SCORING_ERRORS else "INDETERMINATE"
+
+    @classmethod
+    def again(cls, found: Mapping[str, Any]) -> StepRecord:
+        """A step that another process had graded, from `as_dict`."""
+        error = found.get("error")
+        return cls(
+            name=str(found["step_name"]),
+            rewards=found.get("rewards"),
+            error=None if error is None else AgevalError(**error),
+            exit_code=found.get("evaluator_exit"),
+            limit=found.get("limit"),
+            seconds=dict(found.get("seconds") or {}),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For the evidence."""

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.attempt.guard import drop
 from pytest_ageval.attempt.harbor import logs, networks, trajectory
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
@@ -68,6 +69,8 @@ async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None
     """Fill `record`. An error of the task or the box is in it too; only an interrupt is raised."""
     started = time.monotonic()
     try:
+        if attempt.past is not None:  # what the process before had fetched may be half of it
+            await asyncio.to_thread(drop, attempt.evidence.layout.harbor_artifacts(step.name))
         await trajectory.leave(attempt, step)
         kept = await collect(attempt, step)
         if step.verifier.separate:
