@@ -47,6 +47,8 @@ class Outcome:
     digest: str = ""
     agent: str | None = None
     model: str | None = None
+    suite_run_id: str | None = None
+    slot: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """result.json, in plain JSON types."""
@@ -55,6 +57,7 @@ class Outcome:
             "status": self.status,
             "score": self.score,
             "metrics": dict(self.metrics),
+            "failed_checks": list(self.failed_checks),
             "error": None if self.error is None else dict(self.error),
             "limit": self.limit,
             "terminal": None if self.terminal is None else dict(self.terminal),
@@ -78,4 +81,6 @@ class Outcome:
             "digest": self.digest,
             "agent": self.agent,
             "model": self.model,
+            "suite_run_id": self.suite_run_id,
+            "slot": self.slot,
         }
