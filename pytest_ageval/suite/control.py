@@ -18,7 +18,8 @@ from pytest_ageval.suite import started
 from pytest_ageval.suite.cache import DIRECTORY as CACHE
 from pytest_ageval.suite.cache import ResultCache
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout, suites
-from pytest_ageval.suite.record import SuiteWriter, read_header, read_suite
+from pytest_ageval.suite.record import SuiteWriter, read_suite
+from pytest_ageval.suite.tally import Figures
 
 CANCEL_SCHEMA = "ageval.suite.cancel/1"
 
@@ -120,12 +121,28 @@ def state(root: Path) -> State:
     layout = SuiteLayout(root)
     progress = read_document(layout.progress)
     if progress is None:
-        progress = {"suite_run_id": root.name, "dataset_id": read_header(root).dataset_id}
-        progress |= {"done": 0, "total": 0}
+        return _without_progress(root)
     status = str(progress.get("status", "running"))
     if status in ("running", "cancelling") and still_runs(progress.get("owner") or {}) is False:
         status = "killed"
     return State(root, status, progress)
+
+
+def _without_progress(root: Path) -> State:
+    """Of a suite run that no session wrote: what was imported, or made of another one's attempts."""
+    suite = read_suite(root)
+    figures = Figures()
+    for row in suite.rows:
+        figures.count(row)
+    progress = {
+        "suite_run_id": root.name,
+        "dataset_id": suite.header.dataset_id,
+        "done": len(suite.rows),
+        "total": len(suite.rows),
+        "counts": {"pass": figures.passed, "fail": figures.failed, "error": figures.errors},
+        "usage": figures.usage(),
+    }
+    return State(root, "complete", progress)
 
 
 # -- stop ------------------------------------------------------------------------------------------

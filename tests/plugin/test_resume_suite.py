@@ -78,7 +78,9 @@ def test_errors_run_again_when_that_is_asked_for_and_stay_in_the_history(mixed: 
     mixed.pytest().assert_outcomes(passed=1, failed=1, errors=1)
     (mixed.root / "mended").touch()
     starts(mixed)
-    mixed.pytest("--resume").assert_outcomes(passed=1, failed=1, errors=1)
+    shown = mixed.pytest("--resume")
+    shown.assert_outcomes(passed=1, failed=1, errors=1)
+    shown.stdout.fnmatch_lines(["repeat the errors: pytest *shaky* --retry-errors"])
     assert starts(mixed) == []
     mixed.pytest("--resume=last", "--retry-errors").assert_outcomes(passed=2, failed=1)
     assert starts(mixed) == ["shaky"]

@@ -14,6 +14,7 @@ from pytest_ageval.attempt.outcome import Outcome
 from pytest_ageval.evidence.layout import Layout
 from pytest_ageval.suite import Settled, SuiteHeader, SuiteLayout, SuiteWriter, read_suite
 from pytest_ageval.suite import started as starts
+from pytest_ageval.suite.control import state
 from pytest_ageval.suite.crashed import write_result
 from pytest_ageval.suite.rows import to_data, to_row
 from pytest_ageval.suite.run import SuiteRun
@@ -212,3 +213,13 @@ def test_progress_is_throttled_and_whole(tmp_path: Path) -> None:
     run.close(interrupted=True)
     assert run.status == "cancelled"
     SuiteWriter.open(run.layout.root).close()
+
+
+def test_the_state_of_a_record_that_no_session_wrote(tmp_path: Path) -> None:
+    writer = SuiteWriter.create(tmp_path / "suite-runs" / "3f2a9c1d", HEADER)
+    writer.add(row("a"))
+    writer.add(row("b", "ERROR"))
+    writer.close()
+    found = state(writer.layout.root)
+    assert (found.status, found.progress["done"], found.seconds_left) == ("complete", 2, None)
+    assert found.progress["counts"] == {"pass": 1, "fail": 0, "error": 1}
