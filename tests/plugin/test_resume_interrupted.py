@@ -66,13 +66,13 @@ def kill_worker(process: subprocess.Popen[str], worker: int) -> None:
     os.kill(process.pid, signal.SIGTERM)
 
 
-#: What happens, and with how many workers.
-INTERRUPTIONS: list[tuple[Callable[[Any, int], None], int]] = [
-    (kill_controller, 2),
-    (ctrl_c, 0),
-    (kill_worker, 2),
-    (term, 2),
-    (ctrl_c_twice, 2),
+#: What happens, with which options, and how many attempts can run then.
+INTERRUPTIONS: list[tuple[Callable[[Any, int], None], str, int]] = [
+    (kill_controller, "-n2", 2),
+    (ctrl_c, "--in-flight=2", 2),
+    (kill_worker, "-n2", 2),
+    (term, "-n2", 2),
+    (ctrl_c_twice, "-n0", 1),
 ]
 
 
@@ -113,11 +113,11 @@ def test_interrupted_and_resumed_it_is_the_suite_run_of_one_session(demo: DataSe
     (demo.root / "starts").unlink()
     evidence = demo.root / ".ageval"
     lost = 0
-    for number, (interrupt, workers) in enumerate(INTERRUPTIONS):
+    for number, (interrupt, option, _) in enumerate(INTERRUPTIONS):
         resume = ("--resume",) if number else ()
         before = len(begun(demo))
         more = max(2, ATTEMPTS // 10)
-        process = start(demo, *(("-n", str(workers)) if workers else ()), *each, *resume)
+        process = start(demo, option, *each, *resume)
         try:
             assert until(lambda: len(begun(demo)) >= before + more, seconds), process.communicate(timeout=5)  # noqa: B023
             time.sleep(0.05 * number)
@@ -142,8 +142,8 @@ def test_interrupted_and_resumed_it_is_the_suite_run_of_one_session(demo: DataSe
     with_result = {path.name for path in runs if (path / "result.json").exists()}
     assert with_result == {row.attempt_id for row in suite.rows}
     interrupted = len(runs) - len(with_result)
-    assert len(begun(demo)) <= ATTEMPTS + interrupted
-    assert interrupted <= sum(max(workers, 1) for _, workers in INTERRUPTIONS)
+    assert len(begun(demo)) <= ATTEMPTS + sum(at_once for _, _, at_once in INTERRUPTIONS)
+    assert interrupted <= sum(at_once for _, _, at_once in INTERRUPTIONS)
     # Killed processes leave their boxes to the command that removes them.
     command = [sys.executable, "-m", "pytest_ageval.cli", "clean"]
     subprocess.run(command, cwd=demo.pytester.path, check=False, capture_output=True)
