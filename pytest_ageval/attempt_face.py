@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import portal
+from pytest_ageval import portal, recorded
 from pytest_ageval.box import Box
 from pytest_ageval.errors import AgevalError, BoxError, TaskFailed
 from pytest_ageval.faces import BoxFace
 from pytest_ageval.job import Job, running_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pytest_ageval.attempt import Attempt, Outcome
     from pytest_ageval.box import BoxSpec
@@ -67,14 +67,20 @@ class AttemptFace:
 
     @classmethod
     def ahead(cls, item: TaskItem) -> AttemptFace:
-        """The attempt of an item whose turn is still to come. Raises what `open` would."""
+        """The attempt of an item whose turn is still to come. Raises what `open` would.
+
+        An item whose result is known waits for its turn: LookupError.
+        """
         from pytest_ageval.inflight.started import Started
 
+        if recorded.look_up(item) is not None:
+            raise LookupError("the result is known")
         try:
             face = cls._make(item)
         finally:
             _forget(item)
         face.started = Started(face.raw)
+        item.stash[recorded.AHEAD] = True
         return face
 
     @classmethod
@@ -92,8 +98,10 @@ class AttemptFace:
         if used_up is not None:
             item.stash[NOT_RUN] = used_up
             pytest.skip(f"not run, the budget is used up: {used_up}")
-        face = cls(item, job.attempt(item, locked))
+        decision = item.stash.get(recorded.DECISION, None)
+        face = cls(item, job.attempt(item, locked, None if decision is None else decision.resume))
         try:
+            job.suites.begun(face.raw, identify(item, locked))
             face._write_note()
         except BaseException as error:
             face.fail(error)
@@ -203,6 +211,9 @@ class AttemptFace:
 
     def close(self) -> None:
         """Record what is not recorded, stop everything, write result.json."""
+        if self.raw.verdict is None and self.raw.error is None and not self.raw.discarded:
+            # Neither an end nor a reason: the interrupt came between two phases.
+            self.fail(KeyboardInterrupt())
         try:
             portal.run(self.raw.record())
         finally:
@@ -269,18 +280,49 @@ def _forget(item: TaskItem) -> None:
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:
-    """Who tries what, where: the part of a report that is known from the start."""
-    variant, locked = face.item.variant, face.locked
+    """`identify`, and where in which suite run the attempt belongs."""
+    identity = face.raw.identity
+    decision = face.item.stash.get(recorded.DECISION, None)
+    continued = decision is not None and decision.resume is not None
+    return {
+        **identify(face.item, face.locked),
+        "suite_run_id": identity.suite_run_id,
+        "slot": identity.slot,
+        **({"source": "resumed", "of": identity.attempt_id} if continued else {}),
+    }
+
+
+def identify(item: TaskItem, locked: LockedTask) -> dict[str, Any]:
+    """Who tries what, where: the part of a report that is known from the start.
+
+    `variant` is the item's without the number of the attempt; `parameters` are those that the task does
+    not set itself.
+    """
+    variant = item.variant
+    bindings = locked.bindings.values()
+    numbered = Job.of(item.config).options.attempts > 1
     package = locked.harbor.package if locked.harbor is not None else None
     return {
         **({"task_name": package} if package is not None else {}),
         "dataset": locked.dataset_id,
         "task": locked.task_id,
-        "agent": variant.agent,
-        "model": variant.model,
+        "agent": variant.agent or _joined(binding.agent or binding.executor for binding in bindings),
+        "model": _joined(binding.model.id for binding in bindings) or variant.model,
+        "effort": _joined(binding.model.reasoning_effort for binding in bindings),
         "box": locked.box.kind,
+        "variant": variant.id.removesuffix(f"-{variant.attempt}") if numbered else variant.id,
+        "parameters": {
+            row.pointer.removeprefix("/parameters/"): row.value
+            for row in locked.resolution
+            if row.pointer.startswith("/parameters/")
+        },
         "attempt": variant.attempt,
+        "digest": locked.digest,
     }
+
+
+def _joined(names: Iterable[str | None]) -> str | None:
+    return "+".join(sorted({name for name in names if name})) or None
 
 
 def fail_message(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_import, cli_options
+from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_import, cli_options, cli_suite
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -28,7 +28,7 @@ from pytest_ageval.config import (
 )
 from pytest_ageval.config.prepare import prepare
 from pytest_ageval.config.where import did_you_mean, display, printable
-from pytest_ageval.errors import ConfigError
+from pytest_ageval.errors import AgevalError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = COMMANDS[options.command].run(options)
         sys.stdout.flush()
-    except ConfigError as error:
-        complain(error)
+    except AgevalError as error:
+        complain(str(error))
         return 2
     except BrokenPipeError:  # the reader of our output has enough
         sys.stderr.close()
@@ -278,6 +278,10 @@ COMMANDS = {
     "import": Command(
         "Make attempts of the trials of a Harbor job.", cli_import.arguments, cli_import.import_
     ),
+    "status": Command("Show how far a suite run is.", cli_suite.status_arguments, cli_suite.status),
+    "cancel": Command("Stop a suite run, orderly.", cli_suite.cancel_arguments, cli_suite.cancel),
+    "list": Command("List suite runs.", cli_suite.list_arguments, cli_suite.list_suites),
+    "rm": Command("Remove a suite run.", cli_suite.rm_arguments, cli_suite.remove),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_ageval import recorded
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.options import resolve
 
@@ -447,12 +448,22 @@ class TaskItem(_AttemptNode, pytest.Function):
 
     def setup(self) -> None:
         """Fill the fixtures, then bring up the environment in the box that the fixture gave."""
+        if recorded.look_up(self) is not None:  # not run, so it needs neither
+            return
         super().setup()
         attempt = cast("AttemptFace | None", self.funcargs["attempt"])
         if attempt is None:  # --setup-plan: pytest shows the fixtures and makes none
             return
         attempt.use_executor(self.funcargs["executor"])
         attempt.environment(cast("BoxFace", self.funcargs["box"]))
+
+    def runtest(self) -> None:
+        """Run the attempt, or end as it did before."""
+        shown = self.stash.get(recorded.SHOWN, None)
+        if shown is None:
+            super().runtest()
+        else:
+            shown.replay()
 
 
 def run_attempt(attempt: AttemptFace, executor: object, box: object) -> None:

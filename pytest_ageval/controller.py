@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 EXIT_FAILS = 8
 EXIT_ERRORS = 9
 
+#: What of an attempt that a worker died in becomes a property of its test case.
+SHOWN_OF_CRASH = ("dataset", "task", "agent", "model", "box", "attempt", "attempt_dir", "attempt_id")
+
 
 class Failures:
     """What failed, as ``--ageval-exit=verdict`` tells it apart."""
@@ -194,10 +197,16 @@ class Controller:
             # The verdict had been told: it stands, and what failed is the clean-up.
             report.when = "teardown"
             self.warnings[crashitem] = {"message": message}
+            from pytest_ageval.suite.crashed import write_result
+
+            write_result(self.results[crashitem], message)
             return
         report.when = "setup"
         report.ageval_crash = True  # type: ignore[attr-defined]
-        kept = ("dataset", "task", "agent", "model", "box", "attempt", "attempt_dir", "attempt_id")
+        kept = (
+            *("dataset", "task", "agent", "model", "effort", "box", "variant", "parameters", "attempt"),
+            *("attempt_dir", "attempt_id", "digest", "slot", "suite_run_id", "source", "of"),
+        )
         report.ageval = {  # type: ignore[attr-defined]
             **{name: note[name] for name in kept if name in note},
             "status": "ERROR",
@@ -207,7 +216,7 @@ class Controller:
         report.user_properties = [
             ("ageval.status", "ERROR"),
             ("ageval.error.title", "worker_crashed"),
-            *((f"ageval.{name}", str(note[name])) for name in kept if note.get(name)),
+            *((f"ageval.{name}", str(note[name])) for name in SHOWN_OF_CRASH if note.get(name)),
         ]
 
     def _notes(self, gateway: str) -> list[dict[str, Any]]:

@@ -62,6 +62,11 @@ class Interrupts:
             signal.signal(number, handler)
         self._before.clear()
 
+    @property
+    def seen(self) -> bool:
+        """A signal has arrived that nobody has dealt with yet."""
+        return self._seen > 0
+
     def rearm(self) -> None:
         """A new test starts: whoever caught the last signal has dealt with it."""
         self._seen = 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_ageval.extensions import PluginPackage
     from pytest_ageval.faces import BoxFace
     from pytest_ageval.registry import Registry
+    from pytest_ageval.suites import Suites
 
 _KEY = pytest.StashKey["Job"]()
 RUN_ID = pytest.StashKey[str]()
@@ -99,6 +100,18 @@ class Job:
     def option(self, name: str) -> Any:
         """The value of an option that does not belong to the configuration of a task."""
         return options.resolve(self.config, name)[0]
+
+    @property
+    def running(self) -> Path:
+        """Where processes of this run note what they are at."""
+        return running_dir(self.config)
+
+    @cached_property
+    def suites(self) -> Suites:
+        """The suite runs that attempts belong to."""
+        from pytest_ageval.suites import Suites
+
+        return Suites(self)
 
     @cached_property
     def prices(self) -> Prices:
@@ -191,6 +204,7 @@ class Job:
         _ = self.variants
         _ = self.ledger, self.prices
         self._check_tape()
+        self.suites.check()
 
     def _check_tape(self) -> None:
         """``--record`` and ``--replay`` can be meant, and there is something to replay."""
@@ -281,8 +295,8 @@ class Job:
         dataset = self.dataset(cast("Path", item.file.root))
         return unbound_roles(item.file.task, dataset, item.variant, self.options)
 
-    def lock(self, item: TaskItem) -> LockedTask:
-        """The locked configuration of an item."""
+    def lock(self, item: TaskItem, *, credentials: bool = True) -> LockedTask:
+        """The locked configuration of an item. Without `credentials` no key needs to be set."""
         from pytest_ageval.config import lock_task
 
         dataset = self.dataset(cast("Path", item.file.root))
@@ -293,7 +307,7 @@ class Job:
             item.variant,
             self.options,
             self.registry,
-            credentials=self.place("replay") is None,
+            credentials=credentials and self.place("replay") is None,
         )
         if locked.budget.max_cost_usd is not None or self.option("max_cost") is not None:
             from pytest_ageval.config.prices import check_priced
@@ -316,22 +330,30 @@ class Job:
                 locked,
                 hooks=item.ihook,
                 registry=self.registry,
-                identity=self._identity(item),
+                identity=self._identity(item, locked),
                 options=self._attempt_options(locked.dataset_root),
             )
         return Attempt(
             locked,
             hooks=item.ihook,
             registry=self.registry,
-            identity=self._identity(item),
-            runs_dir=self._runs_dir(locked.dataset_root),
+            identity=self._identity(item, locked),
+            runs_dir=self.runs_dir(locked.dataset_root),
             options=self._attempt_options(locked.dataset_root),
         )
 
-    def _identity(self, item: TaskItem) -> Identity:
+    def _identity(self, item: TaskItem, locked: LockedTask) -> Identity:
         from pytest_ageval.attempt import Identity
+        from pytest_ageval.recorded import DECISION
 
-        return Identity(run_id=run_id(self.config), worker=worker(self.config), index=item.variant.attempt)
+        suite, decision = self.suites.of(locked.dataset_root), item.stash.get(DECISION, None)
+        return Identity(
+            run_id=run_id(self.config),
+            suite_run_id=None if suite is None else suite.root.name,
+            slot=item.nodeid if decision is None else decision.slot,
+            worker=worker(self.config),
+            index=item.variant.attempt,
+        )
 
     def _attempt_options(self, root: Path) -> AttemptOptions:
         from pytest_ageval.attempt import AttemptOptions
@@ -370,7 +392,7 @@ class Job:
         base = self.config.rootpath if source == "ini" else self.config.invocation_params.dir
         return Path(base) / Path(given).expanduser()
 
-    def _runs_dir(self, dataset_root: Path) -> Path:
+    def runs_dir(self, dataset_root: Path) -> Path:
         """Where attempts have their directories. What is made here is kept out of version control."""
         root = self.evidence_root(dataset_root)
         ours = root == dataset_root / ".ageval" or not root.exists()

@@ -14,14 +14,18 @@ Source = Literal["cli", "env", "ini", "default"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `flags` are the short spellings; ``--ageval-<name>`` always exists."""
+    """One option. `flags` are the short spellings; ``--ageval-<name>`` always exists.
+
+    An optional value is `alone` when the option stands alone.
+    """
 
     name: str
     flags: tuple[str, ...]
     help: str
-    kind: Literal["value", "list", "flag", "int", "number"] = "value"
+    kind: Literal["value", "list", "flag", "int", "number", "optional"] = "value"
     choices: tuple[str, ...] = ()
     metavar: str | None = None
+    alone: str = ""
 
     @property
     def long(self) -> str:
@@ -46,15 +50,15 @@ class Option:
     @property
     def ini_type(self) -> Any:
         """What ``addini`` is told."""
-        return {"value": "string", "list": "args", "flag": "bool", "int": "string", "number": "string"}[
-            self.kind
-        ]
+        return {"list": "args", "flag": "bool"}.get(self.kind, "string")
 
     def argparse(self) -> dict[str, Any]:
         """Keyword arguments of ``addoption``."""
         found: dict[str, Any] = {"dest": self.dest, "default": None, "help": self.help}
         if self.kind == "flag":
             return {**found, "action": "store_true"}
+        if self.kind == "optional":
+            found |= {"nargs": "?", "const": self.alone}
         if self.choices:
             found["choices"] = self.choices
         if self.kind == "list":
@@ -186,6 +190,29 @@ OPTIONS = (
         (),
         "keep what agents have done so far, to go on after an interruption (default step)",
         choices=("off", "turn", "step"),
+    ),
+    Option(
+        "resume",
+        ("--resume",),
+        "go on with a suite run (default: the last one); what has settled is shown and not run again",
+        "optional",
+        metavar="SUITE",
+        alone="last",
+    ),
+    Option(
+        "retry_errors",
+        ("--retry-errors",),
+        "with --resume: run ERRORs again",
+        "flag",
+    ),
+    Option("replace", ("--replace",), "with --resume: run what is selected again, settled or not", "flag"),
+    Option(
+        "reuse",
+        ("--reuse",),
+        "take the result of an attempt with the same lock, from the cache of the evidence or from DIR",
+        "optional",
+        metavar="DIR",
+        alone="default",
     ),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),

@@ -22,6 +22,7 @@ from pytest_ageval.fixtures import (  # fixtures are found here by name
 )
 from pytest_ageval.interrupts import Worker
 from pytest_ageval.options import OPTIONS, resolve
+from pytest_ageval.suite_recorder import SuiteRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -86,7 +87,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Worker(config), "ageval-worker")
     else:
-        config.pluginmanager.register(Controller(config), "ageval-controller")
+        controller = Controller(config)
+        config.pluginmanager.register(controller, "ageval-controller")
+        config.pluginmanager.register(SuiteRecorder(config, controller.interrupts), "ageval-suites")
     _configure_in_flight(config)
 
 

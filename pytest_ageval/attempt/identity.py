@@ -19,14 +19,16 @@ def new_run_id() -> str:
 class Identity:
     """Ids of one attempt. `index` counts the attempts of one task and binding from 1.
 
-    `worker` is the xdist worker (``gw0``) or ``main``; with `run_id` it is on everything that the
-    attempt starts, so that leftovers can be found.
+    `slot` names the attempt's place in the suite run: its node id. `worker` is the xdist worker
+    (``gw0``) or ``main``; with `run_id` it is on everything that the attempt starts, so that leftovers
+    can be found.
     """
 
     run_id: str = field(default_factory=new_run_id)
     attempt_id: str = field(default_factory=lambda: _new("attempt"))
     trial_id: str = field(default_factory=lambda: _new("trial"))
     suite_run_id: str | None = None
+    slot: str | None = None
     worker: str = "main"
     index: int = 1
 

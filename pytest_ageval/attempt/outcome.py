@@ -49,6 +49,8 @@ class Outcome:
     resumed: int = 0
     agent: str | None = None
     model: str | None = None
+    suite_run_id: str | None = None
+    slot: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """result.json, in plain JSON types."""
@@ -57,6 +59,7 @@ class Outcome:
             "status": self.status,
             "score": self.score,
             "metrics": dict(self.metrics),
+            "failed_checks": list(self.failed_checks),
             "error": None if self.error is None else dict(self.error),
             "limit": self.limit,
             "terminal": None if self.terminal is None else dict(self.terminal),
@@ -81,4 +84,6 @@ class Outcome:
             "resumed": self.resumed,
             "agent": self.agent,
             "model": self.model,
+            "suite_run_id": self.suite_run_id,
+            "slot": self.slot,
         }

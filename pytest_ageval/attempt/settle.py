@@ -64,6 +64,8 @@ def _known(attempt: Attempt) -> Outcome:
         resumed=attempt.resumed,
         agent="+".join(sorted(agents)) or None,
         model="+".join(sorted(models)) or None,
+        suite_run_id=attempt.identity.suite_run_id,
+        slot=attempt.identity.slot,
     )
 
 

@@ -68,10 +68,19 @@ def tree_digest(root: Path, *, without: str | None = None) -> str:
     ConfigError ``unreadable_file`` for what cannot be read and for what is neither file, directory nor
     symbolic link.
     """
+    return tree_listing(root, without=without)[0]
+
+
+def tree_listing(root: Path, *, without: str | None = None) -> tuple[str, dict[str, str]]:
+    """`tree_digest`, and for each file and link below `root` what stands for its content."""
     total = hashlib.sha256()
+    files = {}
     for row in _rows(root, b"", None if without is None else os.fsencode(without)):
         total.update(row)
-    return "sha256:" + total.hexdigest()
+        if not row.startswith(b"dir "):
+            content, name = row.split(b"\0")[:2]
+            files[name.decode("utf-8", "backslashreplace")] = content.decode("utf-8", "backslashreplace")
+    return "sha256:" + total.hexdigest(), files
 
 
 def _rows(directory: Path, prefix: bytes, without: bytes | None = None) -> Iterator[bytes]:

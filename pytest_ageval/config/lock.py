@@ -15,14 +15,8 @@ from pytest_ageval.config.bindings import Bound, bind_role, check_credential
 from pytest_ageval.config.check import Source, convert
 from pytest_ageval.config.env import host_of
 from pytest_ageval.config.equipment import check_remote_login, files_are_unique, locked_equipment
-from pytest_ageval.config.hashing import digest_of, file_digest, tree_digest
-from pytest_ageval.config.locked import (
-    Binding,
-    BoxBinding,
-    Limits,
-    LockedTask,
-    Resolution,
-)
+from pytest_ageval.config.hashing import digest_of, file_digest, tree_digest, tree_listing
+from pytest_ageval.config.locked import Binding, BoxBinding, Limits, LockedTask, Resolution
 from pytest_ageval.config.profiles import Profiles, load_profiles
 from pytest_ageval.config.scripts import check_scripts
 from pytest_ageval.config.tasks import TaskDocument, check_active_profile
@@ -39,6 +33,9 @@ if TYPE_CHECKING:
     from pytest_ageval.executor import Executor
 
 LOCK_FORMAT = "ageval.lock/1"
+
+#: A task with more files does not have them listed in its lock (to say later which one has changed).
+LISTED_FILES = 200
 _OWN_PACKAGES = frozenset(("pytest_ageval", "ageval_boxes", "ageval_executors"))
 
 
@@ -83,8 +80,8 @@ def lock_task(
     limits, limit_rows = _limits(task, job)
     budget, budget_rows = _budget(job)
     # What task.yaml means is in the locked configuration itself; its description and comments are not.
-    files = tree_digest(task.root, without=task.path.name)
-    eval_digest = digest_of({"task": files, "shared": dataset.shared_digest})
+    content, files = tree_listing(task.root, without=task.path.name)
+    eval_digest = digest_of({"task": content, "shared": dataset.shared_digest})
     rows = (*box_rows, *(r for b in bounds.values() for r in b.rows), *parameter_rows, *limit_rows)
     rows = (*rows, *budget_rows)
     locked: dict[str, Any] = {
@@ -116,6 +113,8 @@ def lock_task(
         locked["plugins"] = versions
     digest = digest_of(locked)
     document = _document(locked, digest, profiles, bounds, rows)
+    if len(files) <= LISTED_FILES:
+        document["files"] = files
     # Not in the digest: it is how the calls go out, not what is asked.
     document["gateway"] = job.gateway
     if provenance := task.provenance or dataset.provenance:

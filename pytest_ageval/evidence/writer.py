@@ -156,3 +156,13 @@ class WriterLock:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = None
+
+
+def this_process() -> dict[str, Any]:
+    """By what a process can be known again: id, start time, boot, process namespace, host."""
+    return _identity()
+
+
+def still_runs(owner: Mapping[str, Any]) -> bool | None:
+    """Whether the process that `this_process` described still runs; None when that cannot be known here."""
+    return _alive(owner)

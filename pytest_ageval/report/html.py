@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from pytest_ageval.evidence.layout import Layout
 from pytest_ageval.evidence.trajectory import tool_command, tool_output, tool_words
 from pytest_ageval.report import usage
 from pytest_ageval.report.numbers import seconds, total_seconds
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_ageval.accounting import Ledger
-    from pytest_ageval.attempt_face import AttemptFace
 
 Row = dict[str, Any]
 
@@ -80,10 +80,10 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
     return "".join(f'<{tag} style="{_CELL}">{escape(text)}</{tag}>' for text in texts)
 
 
-def extras(face: AttemptFace, page: str) -> list[Row]:
+def extras(directory: Path, page: str) -> list[Row]:
     """The link to the evidence and the trajectory of an attempt, as extras of the page at `page`."""
-    found = [_extra("Evidence", "url", link(face.directory, page))]
-    body = trajectory(face.raw.evidence.layout.trajectory)
+    found = [_extra("Evidence", "url", link(directory, page))]
+    body = trajectory(Layout(directory).trajectory)
     if body:
         content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
         found.append(_extra("Trajectory", "html", content))

@@ -17,6 +17,8 @@ from pytest_ageval.attempt_face import FACE, KNOWN, NOT_RUN, AttemptFace, descri
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
 from pytest_ageval.job import Job
+from pytest_ageval.recorded import SHOWN
+from pytest_ageval.report import recorded
 from pytest_ageval.report.plain import clean, cut, plain
 
 #: Characters of the message attribute in JUnit XML, and of the text below it.
@@ -40,6 +42,9 @@ _XML_NAME = re.compile(r"[^\w./ -]")
 
 def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Tell the engine of foreign exceptions, and set the properties that the report will hold."""
+    if (shown := item.stash.get(SHOWN, None)) is not None:
+        recorded.before(item, shown)
+        return
     face = item.stash.get(FACE, None)
     error = None if call.excinfo is None else call.excinfo.value
     given_up = isinstance(error, pytest.skip.Exception | pytest.xfail.Exception)
@@ -58,10 +63,15 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Decide between FAIL and ERROR, and attach what the summary and the reports need."""
+    if (known := item.stash.get(SHOWN, None)) is not None:
+        if call.excinfo is not None and not report.skipped:
+            classify(call.excinfo, call.when, report, str)
+        recorded.after(item, known, call.when, report)
+        return
     face = item.stash.get(FACE, None)
     redact = str if face is None else face.raw.redactor.text
     if call.excinfo is not None and not report.skipped:
-        _classify(call.excinfo, call.when, report, redact)
+        classify(call.excinfo, call.when, report, redact)
         if face is not None and not isinstance(call.excinfo.value, TaskFailed):
             _name_evidence(report, face)
     if report.skipped and face is None and NOT_RUN not in item.stash and (roles := _unplayed(item)):
@@ -78,6 +88,8 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     warnings = [] if face is None else [*filter(None, (face.raw.cleanup_warning, face.raw.export_warning))]
     if call.when == "teardown" and warnings:
         report.ageval_cleanup = clean("; ".join(warnings))  # type: ignore[attr-defined]
+    if call.when == "teardown" and face is not None:
+        report.ageval_timing = plain(dict(face.outcome.timing))  # type: ignore[attr-defined]
     if call.when == "teardown" or (call.when == "setup" and not report.failed):
         return
     error = None if call.excinfo is None else call.excinfo.value
@@ -93,7 +105,7 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         if page:
             from pytest_ageval.report import html
 
-            extra = html.extras(face, page)
+            extra = html.extras(face.directory, page)
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 
@@ -103,7 +115,7 @@ def _in_its_own_time(report: pytest.TestReport, started: Started, when: str) -> 
     report.stop = report.start + report.duration
 
 
-def _classify(
+def classify(
     excinfo: pytest.ExceptionInfo[BaseException],
     when: str,
     report: pytest.TestReport,
@@ -153,8 +165,6 @@ def summary(
     failure = data.get("error") or (_as_error(error) if _is_error(error) else None)
     data.update(
         describe(face),
-        model=outcome.model or face.item.variant.model,
-        agent=face.item.variant.agent or outcome.agent,
         status="ERROR" if _is_error(error) else outcome.status,
         error=failure,
         failed_checks=list(outcome.failed_checks),
@@ -163,6 +173,7 @@ def summary(
         ],
         attempt_dir=str(face.directory),
         sources=sources(face),
+        message=clean(str(error), LONG_TEXT) if isinstance(error, TaskFailed) else None,
     )
     for name in REDUNDANT:
         data.pop(name, None)
@@ -206,14 +217,18 @@ def properties(
 ) -> list[tuple[str, str]]:
     """The ``<properties>`` of the test case."""
     known = _reported(item, face, error)
-    if known is None:
-        return []
+    return [] if known is None else property_rows(known)
+
+
+def property_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a report says of an attempt as properties."""
     found: dict[str, Any] = {
         name: known.get(name)
         for name in ("status", "score", "limit", "agent", "model", "box", "dataset", "task", "task_name")
     }
     found["attempt"] = known.get("attempt")
     found["attempt_dir"] = known.get("attempt_dir")
+    found["suite"] = known.get("suite_run_id")
     found["digest"] = known.get("digest")
     found["agent_status"] = known.get("agent_status")
     failure = known.get("error") or {}

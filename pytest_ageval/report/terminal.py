@@ -106,6 +106,8 @@ def summarize(
     errors = [nodeid for nodeid, row in results.items() if row.get("status") == "ERROR"]
     if errors:
         command = rerun_command(config, errors, Path(places[0]) if places else None)
+        if config.getoption("ageval_resume") and not config.getoption("ageval_retry_errors"):
+            command += " --retry-errors"  # else they would be shown, as they were now
         reporter.write_line(f"repeat the errors: {command}")
 
 

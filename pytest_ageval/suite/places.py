@@ -28,6 +28,21 @@ class SuiteLayout:
         return self.root / "attempts.jsonl"
 
     @property
+    def plan(self) -> Path:
+        """The slots that the sessions of this suite run meant to fill."""
+        return self.root / "plan.json"
+
+    @property
+    def started(self) -> Path:
+        """One line for each attempt that was begun, written by the process that runs it."""
+        return self.root / "started.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes this suite run."""
+        return self.root / "writer.lock"
+
+    @property
     def summary(self) -> Path:
         """The figures (``ageval.suite.summary/1``)."""
         return self.root / "summary.json"
@@ -51,6 +66,14 @@ class SuiteLayout:
     def evidence(self) -> Path:
         """The root of the evidence that the suite run belongs to."""
         return self.root.parent.parent
+
+
+def relative(path: Path, evidence: Path) -> str:
+    """`path` as a record names it: relative to the root of the evidence where it lies below it."""
+    try:
+        return path.absolute().relative_to(evidence.absolute()).as_posix()
+    except ValueError:
+        return str(path.absolute())
 
 
 def suites(evidence: Path) -> list[Path]:

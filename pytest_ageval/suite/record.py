@@ -7,8 +7,9 @@ its last line counts, and the earlier ones are its history.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -84,6 +85,10 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     usage: Mapping[str, Any] = {}
     source: Source = "run"
     of: str | None = None
+    #: What the report said of a FAIL.
+    message: str | None = None
+    #: What else the report held, so that it can be shown again without the evidence.
+    details: Mapping[str, Any] = {}
 
     @property
     def seconds(self) -> float | None:
@@ -126,6 +131,7 @@ class SuiteWriter:
         self.layout = SuiteLayout(root)
         self._descriptor = descriptor
         self._lock = lock
+        self._end = os.fstat(descriptor).st_size
 
     @classmethod
     def create(cls, root: Path, header: SuiteHeader) -> SuiteWriter:
@@ -144,11 +150,21 @@ class SuiteWriter:
         return cls(root, descriptor, lock)
 
     def add(self, row: Settled) -> None:
-        """Append one settled attempt, durably. Raises OSError, such as for a full disk."""
+        """Append one settled attempt, durably.
+
+        Raises OSError, such as for a full disk; what was written of the line is taken back then.
+        """
         if not row.settled_at:
             row = msgspec.structs.replace(row, settled_at=now())
-        write_all(self._descriptor, line_bytes(msgspec.to_builtins(row)))
-        os.fsync(self._descriptor)
+        line = line_bytes(msgspec.to_builtins(row))
+        try:
+            write_all(self._descriptor, line)
+            os.fsync(self._descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(line)
 
     def close(self) -> None:
         """Let others write. Idempotent."""
@@ -163,7 +179,7 @@ def _exclusive(root: Path) -> int:
     """A lock that ends with the process that holds it."""
     import fcntl
 
-    descriptor = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(SuiteLayout(root).lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -183,10 +199,7 @@ def read_suite(root: Path) -> Suite:
     Raises AgevalError ``suite_invalid`` when the header is missing or a line cannot be understood.
     """
     layout = SuiteLayout(root)
-    document = read_document(layout.header)
-    if document is None:
-        raise AgevalError("suite_invalid", f"{layout.header} does not exist")
-    header = _convert(document, SuiteHeader, layout.header)
+    header = read_header(root)
     settled: dict[str, Settled] = {}
     history: dict[str, list[Settled]] = {}
     for number, line in enumerate(read_jsonl(layout.attempts, broken="suite_invalid"), start=1):
@@ -194,7 +207,26 @@ def read_suite(root: Path) -> Suite:
         if row.slot in settled:
             history.setdefault(row.slot, []).append(settled[row.slot])
         settled[row.slot] = row
+    for slot in superseded(settled.values()):
+        del settled[slot]
     return Suite(root, header, settled, history)
+
+
+def superseded(rows: Iterable[Settled]) -> list[str]:
+    """The slots of tasks that were broken, so that they had no attempts, and have been mended since."""
+    found = list(rows)
+    made = {row.slot.partition("::")[0] for row in found if row.attempt_id is not None}
+    broken = (row.slot for row in found if row.attempt_id is None and not row.slot.endswith("]"))
+    return [slot for slot in broken if slot.partition("::")[0] in made]
+
+
+def read_header(root: Path) -> SuiteHeader:
+    """What was asked for. Raises AgevalError ``suite_invalid`` when that is missing or unknown."""
+    path = SuiteLayout(root).header
+    document = read_document(path)
+    if document is None:
+        raise AgevalError("suite_invalid", f"{path} does not exist")
+    return _convert(document, SuiteHeader, path)
 
 
 def _convert(document: Any, kind: type[_T], where: object) -> _T:
