@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import portal
+from pytest_ageval import portal, sequencer
 from pytest_ageval.box import Box
 from pytest_ageval.errors import AgevalError, BoxError, TaskFailed
 from pytest_ageval.faces import BoxFace
@@ -35,6 +35,9 @@ KNOWN = pytest.StashKey[dict[str, Any]]()
 
 #: Why an attempt was not begun: the run's budget, in words.
 NOT_RUN = pytest.StashKey[str]()
+
+#: What ``--attempts auto`` had concluded when an attempt's turn came.
+DECIDED = pytest.StashKey[dict[str, Any]]()
 
 #: Failed checks that the message of a FAIL names.
 NAMED_CHECKS = 5
@@ -87,6 +90,10 @@ class AttemptFace:
                 f"nobody plays {', '.join(roles)}: choose an agent with --agent NAME, or bind it "
                 "in profiles.yaml"
             )
+        decided = sequencer.decided(item)
+        if decided is not None:
+            item.stash[DECIDED] = decided.as_dict()
+            pytest.skip(decided.words())
         locked = job.lock(item)
         used_up = job.budget_used_up()
         if used_up is not None:
@@ -266,21 +273,34 @@ def _forget(item: TaskItem) -> None:
         del item.stash[KNOWN]
     if NOT_RUN in item.stash:
         del item.stash[NOT_RUN]
+    if DECIDED in item.stash:
+        del item.stash[DECIDED]
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:
     """Who tries what, where: the part of a report that is known from the start."""
     variant, locked = face.item.variant, face.locked
     package = locked.harbor.package if locked.harbor is not None else None
+    efforts = {b.model.reasoning_effort for b in locked.bindings.values() if b.model.reasoning_effort}
     return {
         **({"task_name": package} if package is not None else {}),
         "dataset": locked.dataset_id,
         "task": locked.task_id,
         "agent": variant.agent,
         "model": variant.model,
+        "effort": variant.effort or "+".join(sorted(efforts)) or None,
         "box": locked.box.kind,
         "attempt": variant.attempt,
+        "variant": variant.name,
+        "parameters": variant.settings,
+        **_origin(face),
     }
+
+
+def _origin(face: AttemptFace) -> dict[str, Any]:
+    """Of an attempt that judges the work of another one: which."""
+    source = face.raw.source
+    return {} if source is None else {"source": "regraded", "of": source.attempt_id}
 
 
 def fail_message(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ageval import options
+from pytest_ageval import options, sequencer
 from pytest_ageval.collection import TASK_FILES
 from pytest_ageval.errors import ConfigError
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from pytest_ageval.accounting import Ledger, Prices
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
-    from pytest_ageval.collection import TaskItem
-    from pytest_ageval.config import Dataset, JobOptions, LockedTask, Variant
+    from pytest_ageval.collection import TaskFile, TaskItem
+    from pytest_ageval.config import Dataset, JobOptions, LockedTask, TaskDocument, Variant
     from pytest_ageval.extensions import PluginPackage
     from pytest_ageval.faces import BoxFace
     from pytest_ageval.registry import Registry
+    from pytest_ageval.regrading import Regrading
 
 _KEY = pytest.StashKey["Job"]()
 RUN_ID = pytest.StashKey[str]()
@@ -64,6 +65,9 @@ class Job:
         self.usage_error: ConfigError | None = None
         self._seen = False
         self.roles: set[str] = set()
+        self.parameters: set[str] = set()
+        #: One task of each data set, to try the cells of the matrix on.
+        self._samples: dict[Path, TaskDocument] = {}
         self._marks: set[str] = set()
         self._reported: set[Path] = set()
         self._attempts = 0
@@ -86,6 +90,7 @@ class Job:
     def options(self) -> JobOptions:
         """The options, each with its source. Raises ConfigError and `pytest.UsageError`."""
         from pytest_ageval.config import JobOptions
+        from pytest_ageval.suite.sequential import parse_attempts
 
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -94,6 +99,12 @@ class Job:
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
                 sources[name] = source
+        if "attempts" in values:
+            values["attempts"], _ = parse_attempts(str(values["attempts"]))
+        if sources.get("matrix") == "ini":  # the files are below the rootdir
+            values["matrix"] = [
+                text if text[:1] == "/" else str(self._path(text, "ini")) for text in values["matrix"]
+            ]
         return JobOptions(**values, sources=sources)
 
     def option(self, name: str) -> Any:
@@ -162,6 +173,17 @@ class Job:
 
         return plan_variants(self.options)
 
+    @cached_property
+    def regrading(self) -> Regrading | None:
+        """The recorded attempts that are judged again, if that is what the session does."""
+        from pytest_ageval.regrading import regrading
+
+        return regrading(self)
+
+    def variants_of(self, file: TaskFile) -> Sequence[Variant]:
+        """One for each item of a task."""
+        return self.variants if self.regrading is None else self.regrading.variants(file)
+
     def task_seen(self) -> None:
         """A task is being collected: check the command line, register the engine's hooks. Once."""
         if self._seen:
@@ -172,6 +194,12 @@ class Job:
         if not self.config.pluginmanager.is_registered(defaults):
             self.config.pluginmanager.register(defaults, "ageval-defaults")
         self._check(self._read_options)
+
+    def task_loaded(self, root: Path, task: TaskDocument) -> None:
+        """A task has been read: what options may name, they may name because a task has it."""
+        self.roles.update(task.roles)
+        self.parameters.update(task.parameters)
+        self._samples.setdefault(root, task)
 
     def _check(self, check: Callable[[], None]) -> None:
         try:
@@ -189,7 +217,8 @@ class Job:
         if in_flight is not None and in_flight < 1:
             raise ConfigError("invalid_option", "--in-flight must be at least 1")
         _ = self.variants
-        _ = self.ledger, self.prices
+        _ = self.ledger, self.prices, self.regrading
+        sequencer.start(self.config)
         self._check_tape()
 
     def _check_tape(self) -> None:
@@ -205,14 +234,14 @@ class Job:
 
     def _look_up_names(self) -> None:
         """Every agent and every box exists. Only now have all conftest.py files been read."""
-        from pytest_ageval.config import load_agent
+        from pytest_ageval.config.variant_check import check_cells, check_names
 
-        for variant in self.variants:
-            for ref in (variant.agent, *(ref for _, ref in variant.role_agents)):
-                if ref is not None:
-                    load_agent(ref, self.registry)
-            if variant.box is not None:
-                self.registry.box(variant.box)
+        if self.regrading is not None:
+            self.regrading.check()
+            return
+        check_names(self.variants, self.options, self.registry)
+        samples = [(self.dataset(root), task) for root, task in self._samples.items()]
+        check_cells(self.variants, self.options, self.registry, samples, self.parameters)
         self._look_up_roles()
 
     def _look_up_roles(self) -> None:
@@ -278,6 +307,9 @@ class Job:
         """Roles of the task that neither the command line nor the data set binds."""
         from pytest_ageval.config import unbound_roles
 
+        if self.regrading is not None:
+            return ()
+
         dataset = self.dataset(cast("Path", item.file.root))
         return unbound_roles(item.file.task, dataset, item.variant, self.options)
 
@@ -287,6 +319,9 @@ class Job:
 
         dataset = self.dataset(cast("Path", item.file.root))
         # What is replayed needs no key.
+        if self.regrading is not None:
+            keys = self.place("replay") is None
+            return self.regrading.lock(item, dataset, self.registry, credentials=keys)
         locked = lock_task(
             item.file.task,
             dataset,
@@ -319,7 +354,7 @@ class Job:
                 identity=self._identity(item),
                 options=self._attempt_options(locked.dataset_root),
             )
-        return Attempt(
+        attempt = Attempt(
             locked,
             hooks=item.ihook,
             registry=self.registry,
@@ -327,6 +362,9 @@ class Job:
             runs_dir=self._runs_dir(locked.dataset_root),
             options=self._attempt_options(locked.dataset_root),
         )
+        if self.regrading is not None:
+            attempt.source = self.regrading.source(item)
+        return attempt
 
     def _identity(self, item: TaskItem) -> Identity:
         from pytest_ageval.attempt import Identity
@@ -402,17 +440,23 @@ class Job:
 
     def describe(self, nodeids: Iterable[str]) -> str:
         """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...`` for the header."""
+        from pytest_ageval.config.variants import more_axes
         from pytest_ageval.worker import view
 
         roots = self._roots(nodeids)
         agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
-        kinds = self.options.boxes or dict.fromkeys(filter(None, map(self._default_box, roots)))
+        chosen = dict.fromkeys(variant.box for variant in self.variants if variant.box)
+        kinds = chosen or dict.fromkeys(filter(None, map(self._default_box, roots)))
         attempts = self.options.attempts
+        auto = "up to " if sequencer.stopping(self.config) is not None else ""
         scripts = view.words(bool(self.option("trust_tasks"))) + self._tape_words()
+        if self.regrading is not None:
+            return f"{self.regrading.describe(nodeids, roots)}; run {run_id(self.config)[:12]}"
         places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         return (
-            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'} x {attempts} "
+            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'}"
+            f"{more_axes(self.options)} x {auto}{attempts} "
             f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
             f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
         )
@@ -472,7 +516,8 @@ _FIELDS = {
     "sets": "set",
     "attempts": "attempts",
     "profiles": "profiles",
-    "effort": "effort",
+    "efforts": "effort",
+    "matrix": "matrix",
     "base_url": "base_url",
     "reward_key": "reward_key",
     "pass_threshold": "pass_threshold",
