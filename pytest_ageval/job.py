@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_ageval import options, sequencer
-from pytest_ageval.collection import TASK_FILES
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_ageval.accounting import Ledger, Prices
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
@@ -436,75 +435,10 @@ class Job:
         spec = BoxSpec(kind, identity, name, work_dir, options=box_options, labels=labels)
         return BoxFace(self.registry.box(kind)(spec))
 
-    # -- words -----------------------------------------------------------------------------------
-
-    def describe(self, nodeids: Iterable[str]) -> str:
-        """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...`` for the header."""
-        from pytest_ageval.config.variants import more_axes
-        from pytest_ageval.worker import view
-
-        roots = self._roots(nodeids)
-        agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
-        chosen = dict.fromkeys(variant.box for variant in self.variants if variant.box)
-        kinds = chosen or dict.fromkeys(filter(None, map(self._default_box, roots)))
-        attempts = self.options.attempts
-        auto = "up to " if sequencer.stopping(self.config) is not None else ""
-        scripts = view.words(bool(self.option("trust_tasks"))) + self._tape_words()
-        if self.regrading is not None:
-            return f"{self.regrading.describe(nodeids, roots)}; run {run_id(self.config)[:12]}"
-        places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        return (
-            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'}"
-            f"{more_axes(self.options)} x {auto}{attempts} "
-            f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
-            f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
-        )
-
-    def _tape_words(self) -> str:
-        for option, words in (
-            ("record", "model calls recorded into"),
-            ("replay", "model calls replayed from"),
-        ):
-            if (place := self.place(option)) is not None:
-                return f"; {words} {os.path.relpath(place)}"
-        return ""
-
-    def _roots(self, nodeids: Iterable[str]) -> list[Path]:
-        from pytest_ageval.config import find_dataset_root
-
-        files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-        tasks = [file for file in files if Path(file).name in TASK_FILES]
-        found = dict.fromkeys(find_dataset_root(self.config.rootpath / file) for file in tasks)
-        return [root for root in found if root is not None]
-
-    def _default_box(self, root: Path) -> str | None:
-        """None if the data set is broken, which is reported where its tasks are collected."""
-        from pytest_ageval.config import load_profiles
-
-        try:
-            return load_profiles(self.dataset(root), self.options.profiles).environment
-        except ConfigError:
-            return None
-
-    def _box_words(self, kind: str) -> str:
-        mine = {row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)}
-        try:
-            cls = self.registry.box(kind)
-        except ConfigError:  # of a conftest.py that only the workers of a distributed run have read
-            return kind
-        return cls.describe(mine)
-
 
 def worker(config: pytest.Config) -> str:
     """The name of this process in the run: ``gw0``, or ``main``."""
     return str(getattr(config, "workerinput", {}).get("workerid", "main"))
-
-
-def _agent_words(variant: Variant) -> str:
-    named = [f"{role}={ref}" for role, ref in variant.role_agents]
-    who = "+".join([variant.agent, *named] if variant.agent else named) or "agents of profiles.yaml"
-    return f"{who} ({variant.model})" if variant.model else who
 
 
 #: Fields of `JobOptions` and the options that they come from.

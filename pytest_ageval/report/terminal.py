@@ -39,10 +39,11 @@ def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
     Empty when nothing will, or when that cannot be told: what is wrong is an error of its own.
     """
     from pytest_ageval.job import Job
+    from pytest_ageval.report.header import describe
 
     job = Job.of(config)
     try:
-        return "" if job.usage_error is not None else f"ageval: {job.describe(nodeids)}"
+        return "" if job.usage_error is not None else f"ageval: {describe(job, nodeids)}"
     except AgevalError:
         return ""
 

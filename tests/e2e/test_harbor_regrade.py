@@ -18,8 +18,6 @@ SEPARATE = """
 artifacts = ["/app/answer"]
 [verifier]
 environment_mode = "separate"
-[verifier.environment]
-docker_image = "ageval-attempt:base"
 """
 WHOLE = 'artifacts = ["/app"]\n'
 STEPS = """
@@ -27,8 +25,6 @@ multi_step_reward_strategy = "mean"
 artifacts = ["/app/answer"]
 [verifier]
 environment_mode = "separate"
-[verifier.environment]
-docker_image = "ageval-attempt:base"
 [[steps]]
 name = "one"
 [[steps]]
