@@ -289,7 +289,7 @@ class TaskFile(_OfDataset, pytest.Module):
             return
         self.job.task_loaded(cast("Path", self.root), self.task)
         self._mark()
-        if not self.job.variants_of(self):
+        if shape is None and not self.job.variants_of(self):
             self._deselect()
             return
         function = None if shape is None else self._function()

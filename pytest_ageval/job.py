@@ -89,7 +89,6 @@ class Job:
     def options(self) -> JobOptions:
         """The options, each with its source. Raises ConfigError and `pytest.UsageError`."""
         from pytest_ageval.config import JobOptions
-        from pytest_ageval.suite.sequential import parse_attempts
 
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -99,7 +98,7 @@ class Job:
                 values[name] = tuple(value) if isinstance(value, list) else value
                 sources[name] = source
         if "attempts" in values:
-            values["attempts"], _ = parse_attempts(str(values["attempts"]))
+            values["attempts"], _ = options.parse_attempts(values["attempts"])
         if sources.get("matrix") == "ini":  # the files are below the rootdir
             values["matrix"] = [
                 text if text[:1] == "/" else str(self._path(text, "ini")) for text in values["matrix"]

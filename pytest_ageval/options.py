@@ -14,6 +14,10 @@ import pytest
 Source = Literal["cli", "env", "ini", "default"]
 
 
+#: Attempts of ``--attempts auto`` without a number.
+DEFAULT_MOST = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. `flags` are the short spellings; ``--ageval-<name>`` always exists."""
@@ -257,6 +261,14 @@ def attempts(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number or auto[:MAX], found {text!r}") from None
+
+
+def parse_attempts(given: int | str | None) -> tuple[int, bool]:
+    """At most how many attempts, and whether fewer may do: ``auto:30`` is (30, True), ``auto`` (20, True)."""
+    word, colon, most = str(given or 1).partition(":")
+    if word != "auto":
+        return int(word), False
+    return (int(most) if colon else DEFAULT_MOST), True
 
 
 def resolve(config: pytest.Config, name: str) -> tuple[Any, Source]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.options import resolve
+from pytest_ageval.options import parse_attempts, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,11 +43,12 @@ def configure(config: pytest.Config) -> None:
 def stopping(config: pytest.Config) -> Rule | None:
     """When there are enough attempts at a task; None when their number is fixed. Raises ConfigError."""
     from pytest_ageval.errors import ConfigError
-    from pytest_ageval.suite.sequential import Rule, parse_attempts
 
-    most, auto = parse_attempts(str(resolve(config, "attempts")[0] or 1))
+    most, auto = parse_attempts(resolve(config, "attempts")[0])
     given = {field: resolve(config, option) for field, option in _OPTIONS.items()}
     if auto:
+        from pytest_ageval.suite.sequential import Rule
+
         return Rule(most=most, **{field: value for field, (value, _) in given.items() if value is not None})
     for field, (value, source) in given.items():
         if source == "cli":

@@ -31,9 +31,6 @@ from pytest_ageval.errors import ConfigError
 
 Conclusion = Literal["above", "below", "undecided"]
 
-#: ``auto`` without a number.
-DEFAULT_MOST = 20
-
 #: More attempts than this at one task are a slip of the pen.
 LARGEST = 1000
 
@@ -47,7 +44,7 @@ class Rule:
 
     bound: float = 0.5
     confidence: float = 0.95
-    most: int = DEFAULT_MOST
+    most: int = 20
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < 1:
@@ -165,11 +162,3 @@ def in_order(statuses: Mapping[int, str]) -> list[bool]:
             found.append(status == "PASS")
         number += 1
     return found
-
-
-def parse_attempts(text: str) -> tuple[int, bool]:
-    """``5`` is (5, False), ``auto`` and ``auto:30`` are (20, True) and (30, True). Raises ValueError."""
-    word, colon, most = text.strip().partition(":")
-    if word != "auto":
-        return int(text), False
-    return (int(most) if colon else DEFAULT_MOST), True

@@ -9,7 +9,8 @@ from collections import defaultdict
 import pytest
 
 from pytest_ageval.errors import ConfigError
-from pytest_ageval.suite.sequential import Rule, in_order, log_evidence, parse_attempts
+from pytest_ageval.options import parse_attempts
+from pytest_ageval.suite.sequential import Rule, in_order, log_evidence
 
 RATES = (0.0, 0.05, 0.2, 0.4, 0.49, 0.5, 0.51, 0.6, 0.8, 0.95, 1.0)
 
@@ -122,4 +123,5 @@ def test_rules_that_cannot_be_meant(options: dict[str, float], words: str) -> No
 
 
 def test_the_option() -> None:
-    assert [parse_attempts(text) for text in ("3", "auto", "auto:7")] == [(3, False), (20, True), (7, True)]
+    found = [parse_attempts(given) for given in (None, 3, "3", "auto", "auto:7")]
+    assert found == [(1, False), (3, False), (3, False), (20, True), (7, True)]
