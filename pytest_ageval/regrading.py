@@ -79,7 +79,12 @@ class Regrading:
     def variants(self, file: TaskFile) -> list[Variant]:
         """One variant for each recorded attempt at the task that the command line does not leave out."""
         root = cast("Path", file.root)
-        found = [row for row in self.recorded(root) if row.task_id == file.task_id and self._wanted(row)]
+        found = [
+            row
+            for row in self.recorded(root)
+            # Several data sets may keep their evidence in one place.
+            if row.task_id == file.task_id and row.dataset_id in (None, file.dataset_id) and self._wanted(row)
+        ]
         self._of.update({(root, row.task_id, row.item): row for row in found})
         return [_variant(row) for row in found]
 
@@ -149,7 +154,7 @@ class Regrading:
 
     def describe(self, nodeids: Iterable[str], roots: Sequence[Path]) -> str:
         """``regrade of 3f2a9c1d: 8 of 10 recorded attempts``."""
-        total = sum(len(self.recorded(root)) for root in roots)
+        total = len({row.attempt_id for root in roots for row in self.recorded(root)})
         chosen = sum(nodeid.endswith("]") for nodeid in nodeids)
         return f"regrade of {', '.join(self.names)}: {chosen} of {total} recorded attempts"
 

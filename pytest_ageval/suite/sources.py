@@ -200,10 +200,10 @@ def _named(found: Iterable[Recorded]) -> list[Recorded]:
     """`found` without doubles, each with an item's name that is unique in its task."""
     from dataclasses import replace
 
-    taken: dict[str, set[str]] = {}
+    taken: dict[tuple[str | None, str], set[str]] = {}
     rows: list[Recorded] = []
     for row in {row.attempt_id: row for row in found}.values():
-        names = taken.setdefault(row.task_id, set())
+        names = taken.setdefault((row.dataset_id, row.task_id), set())
         base = row.item or re.sub(r"[^A-Za-z0-9._-]+", "-", row.agent or "") or "recorded"
         name, count = base, 1
         while name in names:
