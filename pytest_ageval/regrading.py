@@ -129,6 +129,7 @@ class Regrading:
         Raises ConfigError: what `lock_task` refuses, and a judge's key that is not set.
         """
         from pytest_ageval.config import lock_task
+        from pytest_ageval.config.hashing import digest_of
 
         row, task = self.of(item), item.file.task
         variant = _evaluators(row, task, dataset, self.job.options, registry)
@@ -148,7 +149,11 @@ class Regrading:
             **{name: getattr(row, name) for name in ("agent", "model", "effort")},
             "agents_roles": sorted(row.agents_roles()),
         }
-        return dataclasses.replace(locked, document={**locked.document, "regrade": regrade})
+        # What is judged is a part of what is locked: the verdict is no answer to any other question.
+        inner = {**locked.document["locked"], "regrade": {n: regrade[n] for n in ("of", "digest")}}
+        digest = digest_of(inner)
+        document = {**locked.document, "locked": inner, "digest": digest, "regrade": regrade}
+        return dataclasses.replace(locked, digest=digest, document=document)
 
     # -- words -----------------------------------------------------------------------------------
 
