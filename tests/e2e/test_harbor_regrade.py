@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,24 @@ def test_kept_work_is_judged_by_the_verifier_of_today(tasks: Tasks) -> None:
     assert after["steps"]["metrics"] == before["steps"]["metrics"]
     assert "was not kept" in after["shared"]["error"]["message"]
     assert all(row["agent"] == "lab" for row in after.values())
+
+
+def test_an_imported_trial_is_judged_by_its_task(tasks: Tasks, tmp_path: Path) -> None:
+    tasks.write("separate", "echo 42 > /app/answer", SEPARATE)
+    assert title(tasks.run()["separate"]) == "PASS"
+    command = [sys.executable, "-m", "pytest_ageval.cli"]
+    jobs, imported = tmp_path / "jobs", tmp_path / "imported"
+    export = [*command, "export", str(tasks.root), "--format", "harbor", "--out", str(jobs)]
+    subprocess.run(export, check=True, capture_output=True)
+    for job in sorted(jobs.iterdir()):
+        read = [*command, "import", str(job), "--into", str(imported), "--dataset-id", tasks.root.name]
+        subprocess.run(read, check=True, capture_output=True)
+    (source,) = json_results(imported)
+    tasks.run("--regrade", "last", f"--ageval-dir={imported}")
+    (row,) = [row for row in json_results(imported) if "regraded_of" in row]
+    assert (title(row), row["agent"]) == ("PASS", source["agent"]), tasks.output
+    assert row["regraded_of"] == source["attempt_id"]
+
+
+def json_results(evidence: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in evidence.glob("runs/*/result.json")]
