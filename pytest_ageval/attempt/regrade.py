@@ -11,7 +11,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.harvest import destination
@@ -91,8 +91,9 @@ async def _put_back(attempt: Attempt, source: Source) -> None:
         origin = destination(artifact, attempt.evidence.artifacts)
         if artifact.id not in fetched or not origin.exists():
             continue
-        below = artifact.path.removeprefix("workspace").lstrip("/")
-        await attempt.raw_box.upload(origin, f"{WORKSPACE}/{below}" if below else WORKSPACE)
+        parts = PurePosixPath(artifact.path).parts
+        below = parts[1:] if parts[:1] == ("workspace",) else parts
+        await attempt.raw_box.upload(origin, str(PurePosixPath(WORKSPACE, *below)))
         back.append(artifact.id)
     attempt.fact("regrade_put_back", {"artifacts": back})
 
