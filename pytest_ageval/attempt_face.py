@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import portal, recorded
+from pytest_ageval import portal, recorded, sequencer
 from pytest_ageval.box import Box
 from pytest_ageval.errors import AgevalError, BoxError, TaskFailed
 from pytest_ageval.faces import BoxFace
@@ -35,6 +35,9 @@ KNOWN = pytest.StashKey[dict[str, Any]]()
 
 #: Why an attempt was not begun: the run's budget, in words.
 NOT_RUN = pytest.StashKey[str]()
+
+#: What ``--attempts auto`` had concluded when an attempt's turn came.
+DECIDED = pytest.StashKey[dict[str, Any]]()
 
 #: Failed checks that the message of a FAIL names.
 NAMED_CHECKS = 5
@@ -93,6 +96,10 @@ class AttemptFace:
                 f"nobody plays {', '.join(roles)}: choose an agent with --agent NAME, or bind it "
                 "in profiles.yaml"
             )
+        decided = sequencer.decided(item)
+        if decided is not None:
+            item.stash[DECIDED] = decided.as_dict()
+            pytest.skip(decided.words())
         locked = job.lock(item)
         used_up = job.budget_used_up()
         if used_up is not None:
@@ -277,6 +284,8 @@ def _forget(item: TaskItem) -> None:
         del item.stash[KNOWN]
     if NOT_RUN in item.stash:
         del item.stash[NOT_RUN]
+    if DECIDED in item.stash:
+        del item.stash[DECIDED]
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:
@@ -284,11 +293,13 @@ def describe(face: AttemptFace) -> dict[str, Any]:
     identity = face.raw.identity
     decision = face.item.stash.get(recorded.DECISION, None)
     continued = decision is not None and decision.resume is not None
+    source = face.raw.source
     return {
         **identify(face.item, face.locked),
         "suite_run_id": identity.suite_run_id,
         "slot": identity.slot,
         **({"source": "resumed", "of": identity.attempt_id} if continued else {}),
+        **({"source": "regraded", "of": source.attempt_id} if source is not None else {}),
     }
 
 
@@ -298,23 +309,27 @@ def identify(item: TaskItem, locked: LockedTask) -> dict[str, Any]:
     `variant` is the item's without the number of the attempt; `parameters` are those that the task does
     not set itself.
     """
+    from pytest_ageval.config.variants import setting_name
+    from pytest_ageval.config.where import split_pointer
+
     variant = item.variant
-    bindings = locked.bindings.values()
-    numbered = Job.of(item.config).options.attempts > 1
     package = locked.harbor.package if locked.harbor is not None else None
+    bindings = locked.bindings.values()
+    # Who worked is not in the lock of an attempt that only judges.
+    judges = Job.of(item.config).regrading is not None
+    asked = [row for row in locked.resolution if row.pointer.startswith("/parameters/")]
     return {
         **({"task_name": package} if package is not None else {}),
         "dataset": locked.dataset_id,
         "task": locked.task_id,
         "agent": variant.agent or _joined(binding.agent or binding.executor for binding in bindings),
-        "model": _joined(binding.model.id for binding in bindings) or variant.model,
-        "effort": _joined(binding.model.reasoning_effort for binding in bindings),
+        "model": variant.model if judges else _joined(b.model.id for b in bindings) or variant.model,
+        "effort": variant.effort if judges else _joined(b.model.reasoning_effort for b in bindings),
         "box": locked.box.kind,
-        "variant": variant.id.removesuffix(f"-{variant.attempt}") if numbered else variant.id,
+        "variant": variant.name,
         "parameters": {
-            row.pointer.removeprefix("/parameters/"): row.value
-            for row in locked.resolution
-            if row.pointer.startswith("/parameters/")
+            **{setting_name(split_pointer(row.pointer)): row.value for row in asked},
+            **variant.settings,
         },
         "attempt": variant.attempt,
         "digest": locked.digest,

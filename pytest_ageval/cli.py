@@ -75,7 +75,9 @@ REPEATABLE = {
     "--model": ("models", "ID", "model in place of the agent's own"),
     "--box": ("boxes", "KIND", "kind of box"),
     "--box-option": ("box_options", "NAME=VALUE", "option of the box"),
+    "--effort": ("efforts", "LEVEL", "reasoning effort asked of the model"),
     "--set": ("sets", "POINTER=JSON", "replace one value"),
+    "--matrix": ("matrix", "FILE|POINTER=[...]", "combine all values of a list, or what a file says"),
 }
 
 
@@ -98,7 +100,6 @@ def lock_arguments(parser: Parser) -> None:
         )
     parser.add_argument("--attempts", type=int, metavar="N", help="attempts at each task")
     parser.add_argument("--profiles", metavar="FILE", help="in place of the data set's profiles.yaml")
-    parser.add_argument("--effort", help="reasoning effort asked of the model")
     parser.add_argument("--base-url", metavar="URL", help="address of the model's API")
     parser.add_argument("--max-cost-per-attempt", type=float, metavar="USD", help="US dollars of one attempt")
     parser.add_argument("--max-tokens-per-attempt", type=int, metavar="N", help="tokens of one attempt")
@@ -134,7 +135,7 @@ def run_arguments(options: argparse.Namespace) -> Iterator[str]:
     for flag, (dest, _, _) in REPEATABLE.items():
         for value in getattr(options, dest):
             yield f"{flag}={value}"
-    for name in (*("attempts", "profiles", "effort", "base_url"), *BUDGETS):
+    for name in (*("attempts", "profiles", "base_url"), *BUDGETS):
         value = getattr(options, name)
         if value is not None:
             yield f"--ageval-{name.replace('_', '-')}={value}"

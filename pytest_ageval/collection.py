@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import sys
 import types
 import unicodedata
 from functools import cache, cached_property
@@ -287,8 +288,11 @@ class TaskFile(_OfDataset, pytest.Module):
         except ConfigError as error:
             yield self._broken(error)
             return
-        self.job.roles.update(self.task.roles)
+        self.job.task_loaded(cast("Path", self.root), self.task)
         self._mark()
+        if shape is None and not self.job.variants_of(self):
+            self._deselect()
+            return
         function = None if shape is None else self._function()
         for found in self.functions() if shape is None else shape:
             yield self._item(found, found.obj if function is None else function)
@@ -312,11 +316,16 @@ class TaskFile(_OfDataset, pytest.Module):
         item.add_marker(self._mark_of(item.variant))
         return item
 
+    def _deselect(self) -> None:
+        """With ``--regrade``, for want of a recorded attempt; pytest counts the task as deselected."""
+        error = ConfigError("regrade_not_found", f"no attempt at {self.task_id} is recorded")
+        self.config.hook.pytest_deselected(items=[self._broken(error)])
+
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         """Give the function of this task its variants."""
         metafunc.parametrize(
             "ageval_variant",
-            [pytest.param(variant, id=variant.id) for variant in self.job.variants],
+            [pytest.param(variant, id=variant.id) for variant in self.job.variants_of(self)],
             indirect=True,
         )
 
@@ -396,11 +405,13 @@ class TaskFile(_OfDataset, pytest.Module):
             "dataset": self.dataset_id,
             "agent": variant.agent,
             "model": variant.model,
+            "effort": variant.effort,
             "box": variant.box,
             "attempt": variant.attempt,
         }
+        named = {**variant.marks, **named}
         found: pytest.MarkDecorator = pytest.mark.ageval(
-            **{name: value for name, value in named.items() if value}
+            **{name: value for name, value in named.items() if value is not None and value != ""}
         )
         return found
 
@@ -511,9 +522,12 @@ def mark_names(text: str) -> list[str]:
 def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Rounds: first attempts at all tasks, then second ones; ordinary tests keep their places."""
     places = [place for place, item in enumerate(items) if isinstance(item, _AttemptNode)]
-    if not places:
+    if not places and "pytest_ageval.job" not in sys.modules:
         return
     from pytest_ageval.job import Job
+
+    if not places and Job.existing(config) is None:
+        return
 
     Job.of(config).refuse_bad_usage(items)
     if not items:

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ageval import options
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval import options, sequencer
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_ageval.accounting import Ledger, Prices
     from pytest_ageval.attempt import Attempt, AttemptOptions, Identity
-    from pytest_ageval.collection import TaskItem
-    from pytest_ageval.config import Dataset, JobOptions, LockedTask, Variant
+    from pytest_ageval.collection import TaskFile, TaskItem
+    from pytest_ageval.config import Dataset, JobOptions, LockedTask, TaskDocument, Variant
     from pytest_ageval.extensions import PluginPackage
     from pytest_ageval.faces import BoxFace
     from pytest_ageval.registry import Registry
+    from pytest_ageval.regrading import Regrading
     from pytest_ageval.suites import Suites
 
 _KEY = pytest.StashKey["Job"]()
@@ -65,6 +65,9 @@ class Job:
         self.usage_error: ConfigError | None = None
         self._seen = False
         self.roles: set[str] = set()
+        self.parameters: set[str] = set()
+        #: One task of each data set, to try the cells of the matrix on.
+        self._samples: dict[Path, TaskDocument] = {}
         self._marks: set[str] = set()
         self._reported: set[Path] = set()
         self._attempts = 0
@@ -95,6 +98,12 @@ class Job:
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
                 sources[name] = source
+        if "attempts" in values:
+            values["attempts"], _ = options.parse_attempts(values["attempts"])
+        if sources.get("matrix") == "ini":  # the files are below the rootdir
+            values["matrix"] = [
+                text if text[:1] == "/" else str(self._path(text, "ini")) for text in values["matrix"]
+            ]
         return JobOptions(**values, sources=sources)
 
     def option(self, name: str) -> Any:
@@ -175,6 +184,17 @@ class Job:
 
         return plan_variants(self.options)
 
+    @cached_property
+    def regrading(self) -> Regrading | None:
+        """The recorded attempts that are judged again, if that is what the session does."""
+        from pytest_ageval.regrading import regrading
+
+        return regrading(self)
+
+    def variants_of(self, file: TaskFile) -> Sequence[Variant]:
+        """One for each item of a task."""
+        return self.variants if self.regrading is None else self.regrading.variants(file)
+
     def task_seen(self) -> None:
         """A task is being collected: check the command line, register the engine's hooks. Once."""
         if self._seen:
@@ -185,6 +205,12 @@ class Job:
         if not self.config.pluginmanager.is_registered(defaults):
             self.config.pluginmanager.register(defaults, "ageval-defaults")
         self._check(self._read_options)
+
+    def task_loaded(self, root: Path, task: TaskDocument) -> None:
+        """A task has been read: what options may name, they may name because a task has it."""
+        self.roles.update(task.roles)
+        self.parameters.update(task.parameters)
+        self._samples.setdefault(root, task)
 
     def _check(self, check: Callable[[], None]) -> None:
         try:
@@ -202,7 +228,8 @@ class Job:
         if in_flight is not None and in_flight < 1:
             raise ConfigError("invalid_option", "--in-flight must be at least 1")
         _ = self.variants
-        _ = self.ledger, self.prices
+        _ = self.ledger, self.prices, self.regrading
+        sequencer.start(self.config)
         self._check_tape()
         self.suites.check()
 
@@ -219,14 +246,14 @@ class Job:
 
     def _look_up_names(self) -> None:
         """Every agent and every box exists. Only now have all conftest.py files been read."""
-        from pytest_ageval.config import load_agent
+        from pytest_ageval.config.variant_check import check_cells, check_names
 
-        for variant in self.variants:
-            for ref in (variant.agent, *(ref for _, ref in variant.role_agents)):
-                if ref is not None:
-                    load_agent(ref, self.registry)
-            if variant.box is not None:
-                self.registry.box(variant.box)
+        if self.regrading is not None:
+            self.regrading.check()
+            return
+        check_names(self.variants, self.options, self.registry)
+        samples = [(self.dataset(root), task) for root, task in self._samples.items()]
+        check_cells(self.variants, self.options, self.registry, samples, self.parameters)
         self._look_up_roles()
 
     def _look_up_roles(self) -> None:
@@ -292,6 +319,9 @@ class Job:
         """Roles of the task that neither the command line nor the data set binds."""
         from pytest_ageval.config import unbound_roles
 
+        if self.regrading is not None:
+            return ()
+
         dataset = self.dataset(cast("Path", item.file.root))
         return unbound_roles(item.file.task, dataset, item.variant, self.options)
 
@@ -301,6 +331,9 @@ class Job:
 
         dataset = self.dataset(cast("Path", item.file.root))
         # What is replayed needs no key.
+        if self.regrading is not None:
+            keys = self.place("replay") is None
+            return self.regrading.lock(item, dataset, self.registry, credentials=keys)
         locked = lock_task(
             item.file.task,
             dataset,
@@ -333,7 +366,7 @@ class Job:
                 identity=self._identity(item, locked),
                 options=self._attempt_options(locked.dataset_root),
             )
-        return Attempt(
+        attempt = Attempt(
             locked,
             hooks=item.ihook,
             registry=self.registry,
@@ -341,6 +374,9 @@ class Job:
             runs_dir=self.runs_dir(locked.dataset_root),
             options=self._attempt_options(locked.dataset_root),
         )
+        if self.regrading is not None:
+            attempt.source = self.regrading.source(item)
+        return attempt
 
     def _identity(self, item: TaskItem, locked: LockedTask) -> Identity:
         from pytest_ageval.attempt import Identity
@@ -420,69 +456,10 @@ class Job:
         spec = BoxSpec(kind, identity, name, work_dir, options=box_options, labels=labels)
         return BoxFace(self.registry.box(kind)(spec))
 
-    # -- words -----------------------------------------------------------------------------------
-
-    def describe(self, nodeids: Iterable[str]) -> str:
-        """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...`` for the header."""
-        from pytest_ageval.worker import view
-
-        roots = self._roots(nodeids)
-        agents = dict.fromkeys(_agent_words(variant) for variant in self.variants)
-        kinds = self.options.boxes or dict.fromkeys(filter(None, map(self._default_box, roots)))
-        attempts = self.options.attempts
-        scripts = view.words(bool(self.option("trust_tasks"))) + self._tape_words()
-        places = [os.path.relpath(self.evidence_root(root) / "runs") for root in roots]
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        return (
-            f"{', '.join(agents)} x {', '.join(map(self._box_words, kinds)) or 'no box'} x {attempts} "
-            f"attempt{'s' if attempts != 1 else ''}; {scripts}; "
-            f"run {run_id(self.config)[:12]}; evidence in {''.join(places[:1])}{more}"
-        )
-
-    def _tape_words(self) -> str:
-        for option, words in (
-            ("record", "model calls recorded into"),
-            ("replay", "model calls replayed from"),
-        ):
-            if (place := self.place(option)) is not None:
-                return f"; {words} {os.path.relpath(place)}"
-        return ""
-
-    def _roots(self, nodeids: Iterable[str]) -> list[Path]:
-        from pytest_ageval.config import find_dataset_root
-
-        files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-        tasks = [file for file in files if Path(file).name in TASK_FILES]
-        found = dict.fromkeys(find_dataset_root(self.config.rootpath / file) for file in tasks)
-        return [root for root in found if root is not None]
-
-    def _default_box(self, root: Path) -> str | None:
-        """None if the data set is broken, which is reported where its tasks are collected."""
-        from pytest_ageval.config import load_profiles
-
-        try:
-            return load_profiles(self.dataset(root), self.options.profiles).environment
-        except ConfigError:
-            return None
-
-    def _box_words(self, kind: str) -> str:
-        mine = {row.name: row.value for row in self.options.parsed_box_options if row.kind in (None, kind)}
-        try:
-            cls = self.registry.box(kind)
-        except ConfigError:  # of a conftest.py that only the workers of a distributed run have read
-            return kind
-        return cls.describe(mine)
-
 
 def worker(config: pytest.Config) -> str:
     """The name of this process in the run: ``gw0``, or ``main``."""
     return str(getattr(config, "workerinput", {}).get("workerid", "main"))
-
-
-def _agent_words(variant: Variant) -> str:
-    named = [f"{role}={ref}" for role, ref in variant.role_agents]
-    who = "+".join([variant.agent, *named] if variant.agent else named) or "agents of profiles.yaml"
-    return f"{who} ({variant.model})" if variant.model else who
 
 
 #: Fields of `JobOptions` and the options that they come from.
@@ -494,7 +471,8 @@ _FIELDS = {
     "sets": "set",
     "attempts": "attempts",
     "profiles": "profiles",
-    "effort": "effort",
+    "efforts": "effort",
+    "matrix": "matrix",
     "base_url": "base_url",
     "reward_key": "reward_key",
     "pass_threshold": "pass_threshold",

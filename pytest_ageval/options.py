@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +12,10 @@ from typing import Any, Literal
 import pytest
 
 Source = Literal["cli", "env", "ini", "default"]
+
+
+#: Attempts of ``--attempts auto`` without a number.
+DEFAULT_MOST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Option:
     name: str
     flags: tuple[str, ...]
     help: str
-    kind: Literal["value", "list", "flag", "int", "number", "optional"] = "value"
+    kind: Literal["value", "list", "flag", "int", "number", "optional", "attempts"] = "value"
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     alone: str = ""
@@ -65,6 +71,8 @@ class Option:
             found["action"] = "append"
         if self.kind in ("int", "number"):
             found["type"] = int if self.kind == "int" else float
+        if self.kind == "attempts":
+            found["type"] = attempts
         return {**found, "metavar": self.metavar} if self.metavar else found
 
 
@@ -91,7 +99,13 @@ OPTIONS = (
         "list",
         metavar="NAME=VALUE",
     ),
-    Option("attempts", ("--attempts",), "attempts at each task (default 1)", "int", metavar="N"),
+    Option(
+        "attempts",
+        ("--attempts",),
+        "attempts at each task (default 1); auto: as many as a conclusion needs, at most MAX (20)",
+        "attempts",
+        metavar="N|auto[:MAX]",
+    ),
     Option(
         "in_flight",
         ("--in-flight",),
@@ -99,7 +113,34 @@ OPTIONS = (
         "int",
         metavar="N",
     ),
-    Option("effort", ("--effort",), "reasoning effort asked of the model", metavar="LEVEL"),
+    Option(
+        "confidence",
+        ("--confidence",),
+        "confidence at which --attempts auto concludes (default 0.95)",
+        "number",
+        metavar="NUMBER",
+    ),
+    Option(
+        "pass_bound",
+        ("--pass-bound",),
+        "the pass probability that --attempts auto compares with (default 0.5)",
+        "number",
+        metavar="NUMBER",
+    ),
+    Option(
+        "effort",
+        ("--effort",),
+        "reasoning effort asked of the model (repeatable)",
+        "list",
+        metavar="LEVEL",
+    ),
+    Option(
+        "matrix",
+        ("--matrix",),
+        "combine all values of a list, or what a file says (repeatable)",
+        "list",
+        metavar="FILE|POINTER=[...]",
+    ),
     Option("base_url", ("--base-url",), "address of the model's API", metavar="URL"),
     Option("profiles", ("--profiles",), "profiles.yaml in place of the data set's", metavar="FILE"),
     Option(
@@ -183,6 +224,13 @@ OPTIONS = (
         "int",
         metavar="N",
     ),
+    Option(
+        "regrade",
+        ("--regrade",),
+        "judge the recorded work of a suite run or an attempt again; no agent starts (repeatable)",
+        "list",
+        metavar="SUITE|ATTEMPT",
+    ),
     Option("prices", (), "file with prices of models, for costs that nobody reports", metavar="FILE"),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
     Option(
@@ -234,6 +282,24 @@ OPTIONS = (
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
+def attempts(text: str) -> int | str:
+    """A whole number, or ``auto[:MAX]`` as it was given. Raises `argparse.ArgumentTypeError`."""
+    if re.fullmatch(r"auto(:[0-9]+)?", text):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number or auto[:MAX], found {text!r}") from None
+
+
+def parse_attempts(given: int | str | None) -> tuple[int, bool]:
+    """At most how many attempts, and whether fewer may do: ``auto:30`` is (30, True), ``auto`` (20, True)."""
+    word, colon, most = str(given or 1).partition(":")
+    if word != "auto":
+        return int(word), False
+    return (int(most) if colon else DEFAULT_MOST), True
+
+
 def resolve(config: pytest.Config, name: str) -> tuple[Any, Source]:
     """The value of an option and where it comes from; (None, "default") if nobody gave it.
 
@@ -264,6 +330,11 @@ def _parse(option: Option, text: str, where: str) -> Any:
         if text.lower() in ("0", "false", "no", "off"):
             return False
         raise pytest.UsageError(f"{where}: expected 1 or 0, found {text!r}")
+    if option.kind == "attempts":
+        try:
+            return attempts(text)
+        except argparse.ArgumentTypeError as error:
+            raise pytest.UsageError(f"{where}: {error}") from None
     if option.kind == "int":
         try:
             return int(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import collection, hookspecs
+from pytest_ageval import collection, hookspecs, sequencer
 from pytest_ageval.controller import Controller
 from pytest_ageval.fixtures import (  # fixtures are found here by name
     ageval_variant,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ageval_variant", "attempt", "box", "executor", "scripted_model"]
 
 MARKER = (
-    "ageval(task, dataset, agent, model, box, attempt): one attempt at one task; "
+    "ageval(task, dataset, agent, model, effort, box, attempt, ...): one attempt at one task; "
     "select with -m \"ageval(agent='codex', attempt=1)\""
 )
 
@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the part that only one process has."""
     config.addinivalue_line("markers", MARKER)
     collection.forget(config)
+    sequencer.configure(config)
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Worker(config), "ageval-worker")
     else:

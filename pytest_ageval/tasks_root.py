@@ -127,7 +127,9 @@ class TasksRoot(pytest.Directory):
             return False
         job = Job.of(self.config)
         job.task_seen()
-        return job.usage_error is None and job.dataset_error(self._root) is None
+        if job.usage_error is not None or job.regrading is not None:  # then each task has variants of its own
+            return False
+        return job.dataset_error(self._root) is None
 
     def _has_exclusions(self) -> bool:
         option = self.config.getoption

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_ageval.accounting import Ledger
     from pytest_ageval.attempt.harbor.state import StepRecord
     from pytest_ageval.attempt.mirror import Mirror
+    from pytest_ageval.attempt.regrade import Source
     from pytest_ageval.box import Box
     from pytest_ageval.config.locked import LockedTask
     from pytest_ageval.executor import AgentResult, Executor, PermissionPolicy, Session, Usage
@@ -118,6 +119,8 @@ class Attempt:
         self._error: AgevalError | None = None
         self._added_metrics: dict[str, Any] = {}
         self.writers_stopped = False
+        #: Of an attempt that judges the work of an earlier one: that one.
+        self.source: Source | None = None
         self.recorded = False
         self.settled = False
         self.discarded = False
@@ -251,6 +254,8 @@ class Attempt:
 
     async def run(self) -> None:
         """Let run.py and its agents work; then stop all writers and harvest the artifacts."""
+        if self.source is not None:  # it was done in another attempt
+            return
         if self.locked.harbor is not None:
             from pytest_ageval.attempt.harbor.run import run
         else:
@@ -264,6 +269,10 @@ class Attempt:
         from pytest_ageval.attempt.evaluate import evaluate
 
         with self.in_phase("evaluate", self.locked.limits.evaluate_seconds):
+            if self.source is not None:
+                from pytest_ageval.attempt.regrade import restore
+
+                await restore(self)
             await evaluate(self)
 
     async def record(self) -> None:

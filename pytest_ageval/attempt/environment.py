@@ -57,6 +57,11 @@ async def bring_up(attempt: Attempt, box: Box | None) -> None:
     if box is None:
         raise BoxError("environment_missing", "pytest_ageval_environment returned no box")
     attempt.raw_box = box
+    if attempt.source is not None and attempt.locked.harbor is not None:
+        from pytest_ageval.attempt.harbor.regrade import needs_agents_box
+
+        if not needs_agents_box(attempt):
+            return
     taken = attempt.past is not None and await attempt_again.take_over(attempt, box)
     if not taken:
         await start(box)

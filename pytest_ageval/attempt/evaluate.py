@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.attempt import again, slots
+from pytest_ageval.attempt import again, regrade, slots
 from pytest_ageval.attempt.clock import within
 from pytest_ageval.attempt.collect import collect
 from pytest_ageval.attempt.harvest import destination
@@ -69,7 +69,8 @@ async def find_verdict(attempt: Attempt) -> None:
 
 async def bring_up(attempt: Attempt) -> dict[str, Any]:
     """Collect, bring artifacts and gold into the box; the evaluator's inputs."""
-    await collect(attempt)
+    if attempt.source is None:  # otherwise it is in the harvest
+        await collect(attempt)
     await materialise(attempt)
     if (mirror := mirror_of(attempt)) is not None:
         await mirror.pull()
@@ -84,6 +85,8 @@ def refuse_unfounded_fail(attempt: Attempt, verdict: Verdict) -> None:
         return
     if attempt.scoring_failure is not None:
         raise attempt.scoring_failure
+    if attempt.source is not None:
+        regrade.refuse_unfounded_fail(attempt.source)
     failures = {
         "run": attempt.service.failure if attempt.service is not None else None,
         "evaluate": attempt.judge_failure,

@@ -19,7 +19,8 @@ class Outcome:
     `not_produced` are declared artifacts that the run did not leave. `limit` names the first ceiling
     that was reached; `terminal` is what run.py returned; `timing` holds milliseconds by phase; `usage`
     the summed usage of the run phase; `resumed` says how often the attempt was continued; `workspace` is
-    where the box's files are when they were kept.
+    where the box's files are when they were kept;
+    `regraded_of` the attempt whose work was judged.
     """
 
     status: Status = "ERROR"
@@ -51,6 +52,7 @@ class Outcome:
     model: str | None = None
     suite_run_id: str | None = None
     slot: str | None = None
+    regraded_of: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """result.json, in plain JSON types."""
@@ -86,4 +88,5 @@ class Outcome:
             "model": self.model,
             "suite_run_id": self.suite_run_id,
             "slot": self.slot,
+            **({} if self.regraded_of is None else {"regraded_of": self.regraded_of}),
         }

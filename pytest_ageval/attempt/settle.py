@@ -10,6 +10,7 @@ from pytest_ageval.evidence import by_role, sum_usage
 
 if TYPE_CHECKING:
     from pytest_ageval.attempt.context import Attempt
+    from pytest_ageval.attempt.regrade import Source
     from pytest_ageval.executor import AgentResult
 
 
@@ -17,6 +18,8 @@ def outcome(attempt: Attempt) -> Outcome:
     """The outcome now: ERROR while something failed or no verdict is bound."""
     verdict, error = attempt.verdict, _error(attempt)
     found = _known(attempt)
+    if attempt.source is not None:
+        _of_source(found, attempt.source)
     if error is None and verdict is not None:
         found.status = "PASS" if verdict.status == "PASS" else "FAIL"
         found.score = verdict.score
@@ -26,6 +29,14 @@ def outcome(attempt: Attempt) -> Outcome:
         found.checks = verdict.checks
         found.failed_checks = verdict.failed_checks
     return found
+
+
+def _of_source(found: Outcome, source: Source) -> None:
+    """The agents' side is that of the attempt whose work is judged."""
+    found.regraded_of = source.attempt_id
+    found.agent, found.model = source.agent, source.model
+    found.agent_status = source.result.get("agent_status")
+    found.stop_reason = source.result.get("stop_reason")
 
 
 def _error(attempt: Attempt) -> Mapping[str, Any] | None:

@@ -4,7 +4,7 @@ from pytest_ageval.config.agents import AgentPackage, known_agents, load_agent
 from pytest_ageval.config.bindings import unbound_roles
 from pytest_ageval.config.dataset import Dataset, find_dataset_root, load_dataset
 from pytest_ageval.config.env import resolve_secret
-from pytest_ageval.config.job import JobOptions, Variant, check_roles, plan_variants
+from pytest_ageval.config.job import JobOptions, check_roles
 from pytest_ageval.config.lock import lock_task
 from pytest_ageval.config.locked import (
     Artifact,
@@ -20,6 +20,7 @@ from pytest_ageval.config.locked import (
 )
 from pytest_ageval.config.profiles import Profiles, load_profiles
 from pytest_ageval.config.tasks import TaskDocument, load_task
+from pytest_ageval.config.variants import Variant, plan_variants
 from pytest_ageval.config.yamlio import load_yaml
 
 __all__ = [

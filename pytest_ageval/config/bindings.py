@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_ageval.config.dataset import Dataset
-    from pytest_ageval.config.job import JobOptions, Variant
+    from pytest_ageval.config.job import JobOptions
     from pytest_ageval.config.tasks import TaskDocument
+    from pytest_ageval.config.variants import Variant
 
 #: Options that every executor takes: the session service reads them.
 SERVICE_OPTIONS = frozenset({"upstream_stall_seconds"})
@@ -89,7 +90,7 @@ def unbound_roles(task: TaskDocument, dataset: Dataset, variant: Variant, job: J
         and (profiles.row_for(role) or ("", {}))[1].get("executor") is None
         and not any(
             override.tokens == ("agent_profiles", name, "executor")
-            for override in job.overrides
+            for override in (*job.overrides, *variant.overrides)
             for name in (role, WILDCARD)
         )
     )
@@ -217,15 +218,15 @@ Change = tuple[tuple[str, ...], Any, tuple[str, str]]
 def _changes(role: str, variant: Variant, job: JobOptions) -> Iterator[Change]:
     """What the command line replaces, the more specific one last."""
     if variant.model is not None:
-        yield ("model", "id"), variant.model, (job.source("models"), "--model")
-    if job.effort is not None:
-        yield ("model", "reasoning", "effort"), job.effort, (job.source("effort"), "--effort")
+        yield ("model", "id"), variant.model, job.origin("models")
+    if variant.effort is not None:
+        yield ("model", "reasoning", "effort"), variant.effort, job.origin("efforts")
     if job.base_url is not None:
         yield ("base_url",), job.base_url, (job.source("base_url"), "--base-url")
     for name in (WILDCARD, role):
-        for override in job.overrides:
+        for override in (*job.overrides, *variant.overrides):
             if override.tokens[:2] == ("agent_profiles", name):
-                yield override.tokens[2:], override.value, (job.source("sets"), "--set")
+                yield override.tokens[2:], override.value, (job.source_of(override), override.option)
 
 
 def _put(row: dict[str, Any], tokens: tuple[str, ...], value: Any) -> None:
@@ -333,10 +334,12 @@ def _model(profile: ProfileRow, cls: type[Executor], origin: Origin) -> ModelSpe
         if table is None:
             return ModelSpec()
     if profile.executor in _WITHOUT_MODEL:
+        without_id = table.id is None and table.reasoning is not None
         raise origin.error(
             "model_config",
-            f"the executor {profile.executor} calls no model; found {table.id!r}",
-            f"{at}/id",
+            f"the executor {profile.executor} calls no model; "
+            + ("it has no reasoning effort" if without_id else f"found {table.id!r}"),
+            f"{at}/reasoning/effort" if without_id else f"{at}/id",
             "leave the model out for this agent",
         )
     if table.api is not None and table.api not in cls.supported_apis:

@@ -17,6 +17,7 @@ PROFILES_FORMAT = "ageval.profiles/1"
 AGENT_FORMAT = "ageval.agent/1"
 PLUGIN_FORMAT = "ageval.plugin/1"
 PRICES_FORMAT = "ageval.prices/1"
+MATRIX_FORMAT = "ageval.matrix/1"
 
 Text = Annotated[str, Meta(min_length=1)]
 # Three decades: larger figures are typing errors, and overflow the clocks of the platform.
@@ -399,6 +400,35 @@ class PricesFile(Struct, forbid_unknown_fields=True):
     source: Text | None = None
 
 
+class MatrixRow(Struct, forbid_unknown_fields=True):
+    """A row of ``include`` or ``exclude``. `set` is by pointer."""
+
+    agent: Text | list[Text] | None = None
+    model: Text | None = None
+    effort: Text | None = None
+    box: Text | None = None
+    parameters: dict[Text, Any] | None = None
+    set: dict[Text, Any] | None = None
+
+
+_Names = Annotated[list[Text], Meta(min_length=1)]
+_Values = Annotated[list[Any], Meta(min_length=1)]
+
+
+class MatrixFile(Struct, forbid_unknown_fields=True):
+    """What is combined (``--matrix FILE``)."""
+
+    format: Literal["ageval.matrix/1"]
+    agent: _Names | None = None
+    model: _Names | None = None
+    effort: _Names | None = None
+    box: _Names | None = None
+    parameters: dict[Text, _Values] | None = None
+    set: dict[Text, _Values] | None = None
+    include: list[MatrixRow] | None = None
+    exclude: list[MatrixRow] | None = None
+
+
 #: The type of each format.
 FORMATS: dict[str, type[Struct]] = {
     DATASET_FORMAT: DatasetFile,
@@ -407,6 +437,7 @@ FORMATS: dict[str, type[Struct]] = {
     AGENT_FORMAT: AgentFile,
     PLUGIN_FORMAT: PluginFile,
     PRICES_FORMAT: PricesFile,
+    MATRIX_FORMAT: MatrixFile,
 }
 
 

@@ -24,12 +24,14 @@ from pytest_ageval.config.where import join_pointer, listed
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_ageval.box import Box
     from pytest_ageval.config.agents import Kinds
     from pytest_ageval.config.dataset import Dataset
-    from pytest_ageval.config.job import JobOptions, Override, Variant
+    from pytest_ageval.config.job import JobOptions
+    from pytest_ageval.config.overrides import Override
+    from pytest_ageval.config.variants import Variant
     from pytest_ageval.executor import Executor
 
 LOCK_FORMAT = "ageval.lock/1"
@@ -47,10 +49,12 @@ def lock_task(
     registry: Kinds,
     *,
     credentials: bool = True,
+    keys_of: Collection[str] | None = None,
 ) -> LockedTask:
     """Decide everything about one attempt. Starts nothing; the same inputs give the same digest.
 
-    With `credentials` a missing API key of an executor that calls from the host is an error here.
+    With `credentials` a missing API key of an executor that calls from the host is an error here; with
+    `keys_of` that of these roles only.
     Raises ConfigError.
     """
     dataset.check_ready()
@@ -68,16 +72,18 @@ def lock_task(
         check_scripts(task)
     _check_evaluate_host(task, profiles, box, references)
     if credentials:
-        for bound in bounds.values():
-            check_credential(bound, dataset)
+        for role, bound in bounds.items():
+            if keys_of is None or role in keys_of:
+                check_credential(bound, dataset)
         if task.harbor is not None:
             from pytest_ageval.config.harbor.variables import check_variables
 
             solution = any(bound.cls.plays_solution for bound in bounds.values())
             calling = any(bound.cls.calls_model for bound in bounds.values())
             check_variables(task, dataset, solution=solution, mcp=calling)
-    parameters, parameter_rows = _parameters(task, job)
-    limits, limit_rows = _limits(task, job)
+    overrides = (*job.overrides, *variant.overrides)
+    parameters, parameter_rows = _parameters(task, job, overrides)
+    limits, limit_rows = _limits(task, job, overrides)
     budget, budget_rows = _budget(job)
     # What task.yaml means is in the locked configuration itself; its description and comments are not.
     content, files = tree_listing(task.root, without=task.path.name)
@@ -160,8 +166,8 @@ def _box(
     """
     kind = variant.box or profiles.environment
     own = "profiles.yaml" if profiles.path is not None else "default"
-    rows = [Resolution("/environment", job.source("boxes") if variant.box else own, kind)]
-    source = Source(None, "--box") if variant.box else profiles.source
+    rows = [Resolution("/environment", job.origin("boxes")[0] if variant.box else own, kind)]
+    source = Source(None, job.origin("boxes")[1]) if variant.box else profiles.source
     try:
         cls = registry.box(kind)
     except ConfigError as error:
@@ -284,16 +290,19 @@ def _check_evaluate_host(
         )
 
 
-def _parameters(task: TaskDocument, job: JobOptions) -> tuple[dict[str, Any], list[Resolution]]:
+def _parameters(
+    task: TaskDocument, job: JobOptions, overrides: Sequence[Override]
+) -> tuple[dict[str, Any], list[Resolution]]:
     parameters = copy.deepcopy(dict(task.parameters))
     rows: list[Resolution] = []
-    for override in job.overrides:
+    for override in overrides:
         if override.tokens[0] == "parameters":
             created = _set_parameter(parameters, override)
             note = "new" if created else ""
-            rows.append(Resolution(override.pointer, job.source("sets"), override.value, note))
-    check_turn_limit(parameters, Source(None, "--set") if rows else task.source)
-    check_active_profile(parameters, task.roles, Source(None, "--set") if rows else task.source)
+            rows.append(Resolution(override.pointer, job.source_of(override), override.value, note))
+    source = Source(None, overrides[-1].option) if rows else task.source
+    check_turn_limit(parameters, source)
+    check_active_profile(parameters, task.roles, source)
     return parameters, rows
 
 
@@ -319,7 +328,7 @@ def _set_parameter(parameters: dict[str, Any], override: Override) -> bool:
             raise ConfigError(
                 "invalid_override",
                 f"{token!r} is not a mapping, so nothing can be set in it",
-                file="--set",
+                file=override.option,
                 pointer=override.pointer,
             )
         target = inner
@@ -328,20 +337,22 @@ def _set_parameter(parameters: dict[str, Any], override: Override) -> bool:
     return created
 
 
-def _limits(task: TaskDocument, job: JobOptions) -> tuple[Limits, list[Resolution]]:
+def _limits(
+    task: TaskDocument, job: JobOptions, overrides: Sequence[Override]
+) -> tuple[Limits, list[Resolution]]:
     limits = task.limits
     rows = {
         name: Resolution(f"/limits/{name}", "task.yaml" if name in task.limits_set else "default", value)
         for name, value in asdict(limits).items()
     }
-    for override in job.overrides:
+    for override in overrides:
         if override.tokens[0] == "limits":
             name = override.tokens[1]
             before = getattr(task.limits, name)
             _check_lower(name, before, override)
             limits = replace(limits, **{name: override.value})
             rows[name] = Resolution(
-                override.pointer, job.source("sets"), override.value, f"lowered from {before}"
+                override.pointer, job.source_of(override), override.value, f"lowered from {before}"
             )
     return limits, list(rows.values())
 
@@ -371,7 +382,7 @@ def _check_lower(name: str, before: int, override: Override) -> None:
         raise ConfigError(
             "invalid_override",
             f"a limit can only be lowered: the task has {shown}, found {value!r}",
-            file="--set",
+            file=override.option,
             pointer=override.pointer,
         )
 

@@ -139,7 +139,8 @@ class BoxBinding:
 class Resolution:
     """Where one locked value came from.
 
-    `source` is cli, env, ini, profiles.yaml, task.yaml, ``agent package NAME`` or default.
+    `source` is cli, env, ini, recorded (with --regrade), profiles.yaml, task.yaml,
+    ``agent package NAME`` or default.
     """
 
     pointer: str

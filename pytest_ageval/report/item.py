@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_ageval.inflight.started import Started
 
-from pytest_ageval.attempt_face import FACE, KNOWN, NOT_RUN, AttemptFace, describe
+from pytest_ageval.attempt_face import DECIDED, FACE, KNOWN, NOT_RUN, AttemptFace, describe
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
 from pytest_ageval.job import Job
@@ -35,6 +35,9 @@ CHECK_FIELDS = ("id", "title", "status", "score", "message", "reason")
 #: Keys of result.json that a report says in another way, or always alike.
 REDUNDANT = ("schema", "evidence_path", "logs", "gold_materialized_at", "task_id", "dataset_id")
 
+
+#: What the mark of an attempt says of it, besides the values of a matrix.
+MARKED = ("task", "dataset", "agent", "model", "effort", "box")
 
 #: pytest escapes the values of properties for XML, but not their names.
 _XML_NAME = re.compile(r"[^\w./ -]")
@@ -78,6 +81,8 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         report.ageval_unbound = roles  # type: ignore[attr-defined]
     if report.skipped and (used_up := item.stash.get(NOT_RUN, None)) is not None:
         report.ageval_not_run = used_up  # type: ignore[attr-defined]
+    if report.skipped and (decided := item.stash.get(DECIDED, None)) is not None:
+        report.ageval_decided = decided  # type: ignore[attr-defined]
     if face is not None:
         shown = report.longreprtext
         if redact(shown) != shown:
@@ -185,10 +190,13 @@ def _unlocked(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
     """An attempt that was never made: its task is broken or cannot be locked."""
     variant = getattr(item, "variant", None)
     mark = item.get_closest_marker("ageval")
+    settings = {} if variant is None else variant.settings
     found: dict[str, Any] = plain(
         {
-            **(mark.kwargs if mark is not None else {}),
+            **{name: mark.kwargs[name] for name in MARKED if mark is not None and name in mark.kwargs},
             "attempt": getattr(variant, "attempt", 1),
+            "variant": getattr(variant, "name", None),
+            "parameters": settings,
             "status": "ERROR",
             "score": None,
             "error": _as_error(error),
@@ -224,16 +232,19 @@ def property_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a report says of an attempt as properties."""
     found: dict[str, Any] = {
         name: known.get(name)
-        for name in ("status", "score", "limit", "agent", "model", "box", "dataset", "task", "task_name")
+        for name in (
+            *("status", "score", "limit", "agent", "model", "effort", "box", "dataset", "task", "task_name"),
+        )
     }
     found["attempt"] = known.get("attempt")
     found["attempt_dir"] = known.get("attempt_dir")
     found["suite"] = known.get("suite_run_id")
     found["digest"] = known.get("digest")
+    found["regraded_of"] = known.get("regraded_of")
     found["agent_status"] = known.get("agent_status")
     failure = known.get("error") or {}
     found.update({f"error.{name}": failure.get(name) for name in ("phase", "title")})
-    for table in ("metrics", "timing", "sources"):
+    for table in ("parameters", "metrics", "timing", "sources"):
         rows = known.get(table) or {}
         found.update({f"{table}.{name}": value for name, value in rows.items()})
     usage = dict(known.get("usage") or {})

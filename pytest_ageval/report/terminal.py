@@ -39,10 +39,11 @@ def headline(config: pytest.Config, nodeids: Iterable[str]) -> str:
     Empty when nothing will, or when that cannot be told: what is wrong is an error of its own.
     """
     from pytest_ageval.job import Job
+    from pytest_ageval.report.header import describe
 
     job = Job.of(config)
     try:
-        return "" if job.usage_error is not None else f"ageval: {job.describe(nodeids)}"
+        return "" if job.usage_error is not None else f"ageval: {describe(job, nodeids)}"
     except AgevalError:
         return ""
 
@@ -135,10 +136,11 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def groups(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """One line for each data set, agent, model and box, below `COLUMNS`; nothing is averaged over them."""
+    """One line for each data set and variant, below `COLUMNS`; nothing is averaged over them."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        who = " / ".join(str(row[name]) for name in ("agent", "model", "box") if row.get(name))
+        named = [str(row[name]) for name in ("agent", "model", "effort", "box") if row.get(name)]
+        who = " / ".join([*named, *(f"{k}={v}" for k, v in (row.get("parameters") or {}).items())])
         found.setdefault((str(row.get("dataset") or "-"), who or "-"), []).append(row)
     return [COLUMNS, *(_line(*key, found[key]) for key in sorted(found))]
 

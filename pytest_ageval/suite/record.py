@@ -8,6 +8,8 @@ its last line counts, and the earlier ones are its history.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,9 @@ from pytest_ageval.suite.places import SuiteLayout
 HEADER_SCHEMA = "ageval.suite/1"
 
 _T = TypeVar("_T")
+
+#: Characters of a parameter's value in `Settled.setting`.
+SHOWN = 40
 
 Source = Literal["run", "resumed", "reused", "regraded", "imported"]
 
@@ -96,15 +101,28 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.timing.values()) / 1000 if self.timing else None
 
     @property
+    def setting(self) -> str:
+        """The box, and the parameters that the command line gave: ``docker seed=1``."""
+        return " ".join([self.box or "", *(f"{k}={_short(v)}" for k, v in self.parameters.items())]).strip()
+
+    @property
     def group(self) -> tuple[str, str, str, str, str]:
-        """Data set, agent, model, effort and box: attempts that may be counted together."""
+        """Data set, agent, model, effort and `setting`: attempts that may be counted together."""
         return (
             self.dataset_id or "",
             self.agent or "",
             self.model or "",
             self.effort or "",
-            self.box or "",
+            self.setting,
         )
+
+
+def _short(value: Any) -> str:
+    """A value as JSON; a long one as its beginning and its digest."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    if len(text) <= SHOWN:
+        return text
+    return f"{text[: SHOWN - 9]}~{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 class Suite(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.attempt.harbor.logs import JUDGE_FIGURES
+from pytest_ageval.attempt.harbor.regrade import regrade
 from pytest_ageval.attempt.harbor.reward import PRIMARY, primary
 from pytest_ageval.attempt.harbor.verifier import verify
 from pytest_ageval.errors import EvaluatorError
@@ -22,7 +23,9 @@ async def evaluate(attempt: Attempt) -> dict[str, Any]:
     """The raw verdict. Raises the error of the step that has no reward."""
     task = attempt.locked.harbor
     assert task is not None
-    if not task.multi_step:
+    if attempt.source is not None:
+        await regrade(attempt)
+    elif not task.multi_step:
         await verify(attempt, task.steps[0], attempt.steps[0])
     attempt.evidence.write_reward({"steps": [record.as_dict() for record in attempt.steps]})
     for record in attempt.steps:

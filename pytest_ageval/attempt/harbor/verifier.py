@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval.attempt.guard import drop
 from pytest_ageval.attempt.harbor import logs, networks, trajectory
 from pytest_ageval.attempt.harbor.artifacts import Kept, collect, put_back
+from pytest_ageval.attempt.harbor.regrade import restored
 from pytest_ageval.attempt.harbor.reward import LIMIT, Found, read_rewards
 from pytest_ageval.box import WORKSPACE, Box, ExecResult, system_script
 from pytest_ageval.config.harbor.box import verifier_options
@@ -69,10 +70,13 @@ async def verify(attempt: Attempt, step: HarborStep, record: StepRecord) -> None
     """Fill `record`. An error of the task or the box is in it too; only an interrupt is raised."""
     started = time.monotonic()
     try:
-        if attempt.past is not None:  # what the process before had fetched may be half of it
-            await asyncio.to_thread(drop, attempt.evidence.layout.harbor_artifacts(step.name))
-        await trajectory.leave(attempt, step)
-        kept = await collect(attempt, step)
+        if attempt.source is not None:
+            kept = await restored(attempt, step)
+        else:
+            if attempt.past is not None:  # what the process before had fetched may be half of it
+                await asyncio.to_thread(drop, attempt.evidence.layout.harbor_artifacts(step.name))
+            await trajectory.leave(attempt, step)
+            kept = await collect(attempt, step)
         if step.verifier.separate:
             await _in_its_own_box(attempt, step, record, kept)
         else:

@@ -107,7 +107,7 @@ def test_values_of_box_options_are_typed_as_yaml() -> None:
 
 def test_the_command_line_wins_over_the_environment() -> None:
     job = JobOptions.gather(
-        {"agents": ["pi"], "models": [], "effort": None},
+        {"agents": ["pi"], "models": [], "efforts": None},
         {"AGEVAL_AGENT": "codex", "AGEVAL_MODEL": "a 'b c'", "AGEVAL_ATTEMPTS": "3"},
     )
     assert (job.agents, job.models, job.attempts) == (("pi",), ("a", "b c"), 3)

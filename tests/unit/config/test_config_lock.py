@@ -105,7 +105,7 @@ def test_the_command_line_in_order_of_precision(ds: DataSet, bound: Bind) -> Non
     bound("model: {id: mine}")
     locked = ds.lock(
         models=("flag",),
-        effort="low",
+        efforts=("low",),
         base_url="http://127.0.0.1:1/v1",
         sets=(
             '/agent_profiles/solver/model/id="set"',
@@ -139,7 +139,7 @@ def test_effort_without_a_model_id(ds: DataSet) -> None:
     ds.write("pack/overlays/config.toml", "")
     error = refusal(ds, agents=("./pack",), boxes=("room",))
     assert (error.code, error.pointer) == ("model_config", "/binding")  # this executor needs one
-    locked = ds.lock(agents=("./pack",), boxes=("room",), models=("m",), effort="high")
+    locked = ds.lock(agents=("./pack",), boxes=("room",), models=("m",), efforts=("high",))
     assert locked.bindings["solver"].model.reasoning_effort == "high"
 
 
@@ -492,7 +492,7 @@ def test_the_digest_is_over_the_locked_part_and_stable(ds: DataSet, bound: Bind)
     "change",
     [
         {"models": ("other",)},
-        {"effort": "low"},
+        {"efforts": ("low",)},
         {"base_url": "http://127.0.0.1:1/"},
         {"sets": ("/parameters/x=1",)},
         {"sets": ("/limits/wall_time_seconds=1",)},

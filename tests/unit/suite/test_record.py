@@ -86,3 +86,14 @@ def test_a_suite_is_found_by_its_id_by_last_and_by_its_path(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"no suite run 'zz'.*known: ab22, aa11"):
         find_suite("zz", tmp_path)
     assert SuiteLayout(find_suite("last", tmp_path)).evidence == tmp_path.resolve()
+
+
+def test_cells_of_a_matrix_are_counted_apart() -> None:
+    def group(**parameters: object) -> tuple[str, ...]:
+        return Settled(slot="s", status="PASS", task_id="a", box="docker", parameters=parameters).group
+
+    assert group()[-1] == "docker"
+    assert group(seed=1, mode="a b")[-1] == 'docker seed=1 mode="a b"'
+    assert group(seed=1) != group(seed="1")
+    assert group(text="x" * 99 + "1") != group(text="x" * 99 + "2")
+    assert len(group(text="x" * 9999)[-1]) < 60
