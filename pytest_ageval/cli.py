@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_import, cli_options
+from pytest_ageval import cli_check, cli_clean, cli_compare, cli_doctor, cli_export, cli_import, cli_options
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -269,6 +269,7 @@ COMMANDS = {
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
     "check": Command("Find out whether tasks are sound.", cli_check.arguments, cli_check.check),
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
+    "compare": Command("Compare suite runs task by task.", cli_compare.arguments, cli_compare.compare),
     "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
     "export": Command(
         "Write attempts as ATIF, as trials of Harbor, or as OpenTelemetry spans.",
