@@ -1,6 +1,7 @@
 """``pytest-ageval``: what is not a test run. Each command is one function in `COMMANDS`.
 
-Exit code 0, or 2 with the reason on standard error. (``check`` and ``doctor --strict`` have 1 as well.)
+Exit code 0, or 2 with the reason on standard error. (``check`` and ``doctor --strict`` have 1 as well,
+``gate`` has 10.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_compare, cli_doctor, cli_export, cli_import, cli_options
+from pytest_ageval import (
+    cli_check,
+    cli_clean,
+    cli_compare,
+    cli_doctor,
+    cli_export,
+    cli_gate,
+    cli_import,
+    cli_options,
+)
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -279,6 +289,7 @@ COMMANDS = {
     "import": Command(
         "Make attempts of the trials of a Harbor job.", cli_import.arguments, cli_import.import_
     ),
+    "gate": Command("Decide whether a suite run is good enough.", cli_gate.arguments, cli_gate.gate),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

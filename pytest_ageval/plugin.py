@@ -20,6 +20,7 @@ from pytest_ageval.fixtures import (  # fixtures are found here by name
     executor,
     scripted_model,
 )
+from pytest_ageval.gates import wiring
 from pytest_ageval.interrupts import Worker
 from pytest_ageval.options import OPTIONS, resolve
 
@@ -87,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Worker(config), "ageval-worker")
     else:
         config.pluginmanager.register(Controller(config), "ageval-controller")
+    wiring.register(config)
     _configure_in_flight(config)
 
 

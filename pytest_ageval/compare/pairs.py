@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.compare.sides import DIMENSIONS, contents
+from pytest_ageval.compare.sides import DIMENSIONS, digests
 from pytest_ageval.stats.figures import figures
 from pytest_ageval.stats.paired import detectable, difference, holm, mcnemar, sign_flip
 from pytest_ageval.stats.tally import TaskKey, tally
@@ -154,10 +154,10 @@ def warnings(first: Side, second: Side, pairs: Sequence[Pair], *, by_name: bool)
         versions = f"{first.dataset_version or 'unknown'} and {second.dataset_version or 'unknown'}"
         found.append(f"different versions of the data set: {versions}")
     names = [key.task for key, _, _ in pairs]
-    contents_first, contents_second = contents(first, names), contents(second, names)
-    changed = [n for n in names if contents_first.get(n, "") != contents_second.get(n, "")]
-    known = [n for n in changed if n in contents_first and n in contents_second]
-    unknown = [n for n in names if n not in contents_first or n not in contents_second]
+    one, other = (digests(side.rows, side.attempt_dir, names) for side in (first, second))
+    changed = [n for n in names if one.get(n, "") != other.get(n, "")]
+    known = [n for n in changed if n in one and n in other]
+    unknown = [n for n in names if n not in one or n not in other]
     if known:
         found.append(f"{_some(known)}: the files of the task are not the same on both sides")
     if unknown:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.evidence.files import read_document
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout
 from pytest_ageval.suite.record import Settled, read_suite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 #: What a suite run can be divided by: a field of `Settled`.
 Dimension = Literal["agent", "model", "effort", "box", "variant"]
@@ -42,6 +44,15 @@ class Side:
         if row.attempt_dir is None:
             return None
         return SuiteLayout(self.root).evidence / row.attempt_dir
+
+    def with_whole_paths(self) -> list[Settled]:
+        """The rows, with the whole paths of their evidence."""
+        return [
+            row
+            if (path := self.attempt_dir(row)) is None
+            else msgspec.structs.replace(row, attempt_dir=str(path))
+            for row in self.rows
+        ]
 
 
 # -- where they are --------------------------------------------------------------------------------
@@ -102,7 +113,7 @@ def _is_suite(path: Path) -> bool:
 
 def _suites(evidence: Path) -> list[tuple[str, Path]]:
     found = []
-    for path in (evidence / DIRECTORY).glob("*"):
+    for path in (evidence / DIRECTORY).glob("*/"):
         document = read_document(SuiteLayout(path).header) or _foreign(path)
         if document is not None:
             found.append((str(document.get("created_at", "")), path))
@@ -193,15 +204,22 @@ def divide(side: Side, by: Dimension) -> list[Side]:
     ]
 
 
-def contents(side: Side, tasks: Iterable[str]) -> dict[str, str]:
-    """The digest of the files of each task, as the locks in the evidence have it; where it is known."""
-    wanted = set(tasks)
+def digests(
+    rows: Iterable[Settled], where: Callable[[Settled], Path | None], tasks: Iterable[str] | None = None
+) -> dict[str, str]:
+    """The digest of the files of each task (of `tasks`), from the first lock in the evidence that has it.
+
+    `where` gives the directory of an attempt. A task whose locks are gone is not among them.
+    """
+    wanted = None if tasks is None else set(tasks)
     found: dict[str, str] = {}
-    for row in side.rows:
-        if row.task_id not in wanted or row.task_id in found:
+    for row in rows:
+        if row.task_id in found or (wanted is not None and row.task_id not in wanted):
             continue
-        directory = side.attempt_dir(row)
-        lock = None if directory is None else read_document(directory / "lock.json")
+        directory = where(row)
+        lock = (
+            read_document(directory / "lock.json") if directory is not None and directory.is_dir() else None
+        )
         if lock is not None and lock.get("eval_digest"):
             found[row.task_id] = str(lock["eval_digest"])
     return found

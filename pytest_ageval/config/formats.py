@@ -17,6 +17,7 @@ PROFILES_FORMAT = "ageval.profiles/1"
 AGENT_FORMAT = "ageval.agent/1"
 PLUGIN_FORMAT = "ageval.plugin/1"
 PRICES_FORMAT = "ageval.prices/1"
+KNOWN_FAILURES_FORMAT = "ageval.known-failures/1"
 
 Text = Annotated[str, Meta(min_length=1)]
 # Three decades: larger figures are typing errors, and overflow the clocks of the platform.
@@ -399,6 +400,24 @@ class PricesFile(Struct, forbid_unknown_fields=True):
     source: Text | None = None
 
 
+class KnownFailure(Struct, forbid_unknown_fields=True):
+    """Attempts that are known to FAIL. The names are patterns with ``*``, ``?`` and ``[...]``."""
+
+    task: Text
+    reason: Text
+    agent: Text = "*"
+    model: Text = "*"
+    box: Text = "*"
+    strict: bool | None = None
+
+
+class KnownFailuresFile(Struct, forbid_unknown_fields=True):
+    """Known failures (``--known-failures``)."""
+
+    format: Literal["ageval.known-failures/1"]
+    known_failures: list[KnownFailure]
+
+
 #: The type of each format.
 FORMATS: dict[str, type[Struct]] = {
     DATASET_FORMAT: DatasetFile,
@@ -407,6 +426,7 @@ FORMATS: dict[str, type[Struct]] = {
     AGENT_FORMAT: AgentFile,
     PLUGIN_FORMAT: PluginFile,
     PRICES_FORMAT: PricesFile,
+    KNOWN_FAILURES_FORMAT: KnownFailuresFile,
 }
 
 

@@ -106,9 +106,9 @@ def mean_score(scores: Sequence[Sequence[float]]) -> Estimate | None:
     tasks = [each for each in scores if each]
     if not tasks:
         return None
-    sums = np.array([sum(each) for each in tasks], dtype=float)
-    counts = np.array([len(each) for each in tasks], dtype=float)
-    value = float(sums.sum() / counts.sum())
+    sums: NDArray[np.float64] = np.array([sum(each) for each in tasks], dtype=float)
+    counts: NDArray[np.float64] = np.array([len(each) for each in tasks], dtype=float)
+    value = float(sums.sum()) / float(counts.sum())
     if len(tasks) >= BOOTSTRAP_TASKS and np.ptp(sums / counts) > 0:
         made = stats.bootstrap(
             (sums, counts),
