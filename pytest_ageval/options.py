@@ -206,6 +206,12 @@ OPTIONS = (
         "file with the tasks that agents are known to FAIL",
         metavar="FILE",
     ),
+    Option(
+        "ci",
+        (),
+        "also report in the form of a CI system (default auto: the one that this runs in)",
+        choices=("auto", "off", "github", "gitlab", "jenkins"),
+    ),
     Option("dir", (), "directory of the evidence (default .ageval in the data set)", metavar="DIR"),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
