@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytest_ageval import (
+    cli_analyze,
     cli_check,
     cli_clean,
     cli_compare,
@@ -277,6 +278,9 @@ def print_schemas(options: argparse.Namespace) -> int:
 COMMANDS = {
     "lock": Command("Print the locked configuration of tasks.", lock_arguments, lock),
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
+    "analyze": Command(
+        "Find out what the evidence tells beyond the verdict.", cli_analyze.arguments, cli_analyze.analyze
+    ),
     "check": Command("Find out whether tasks are sound.", cli_check.arguments, cli_check.check),
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
     "compare": Command("Compare suite runs task by task.", cli_compare.arguments, cli_compare.compare),

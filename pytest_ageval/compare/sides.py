@@ -68,7 +68,7 @@ def find(name: str, evidence: Path | None = None) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         path = path.parent
-    if _is_suite(path):
+    if is_suite(path):
         return path.resolve()
     roots = [root for root in (path, path / ".ageval") if (root / DIRECTORY).is_dir()]
     if roots:
@@ -106,7 +106,8 @@ def _choose(wanted: str, roots: Sequence[Path], name: str) -> Path:
     return found[-1].resolve()
 
 
-def _is_suite(path: Path) -> bool:
+def is_suite(path: Path) -> bool:
+    """There is a suite run in this directory."""
     layout = SuiteLayout(path)
     return layout.header.is_file() or (layout.summary.is_file() and _foreign(path) is not None)
 
