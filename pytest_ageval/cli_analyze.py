@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.cli_output import say
 from pytest_ageval.errors import AgevalError, ConfigError
@@ -24,6 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("path", help="a suite run, an attempt, a directory of attempts, or a data set")
     parser.add_argument("--analyzer", choices=ANALYZERS, default="stats")
+    parser.add_argument("--model", metavar="ID", help="hack, review: ask this model for a second look")
+    parser.add_argument(
+        "--executor", default="openai-http", help="how: openai-http (default), anthropic-http"
+    )
+    parser.add_argument("--base-url", metavar="URL", help="address of the model's API")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here (JSON)")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
@@ -37,6 +42,8 @@ def analyze(options: argparse.Namespace) -> int:
     try:
         attempts, unfinished, suite = _attempts(options)
         document = plain(report(attempts, options.analyzer, unfinished))
+        if options.model is not None:
+            document = _second_look(document, options)
     except ConfigError:
         raise
     except AgevalError as error:  # evidence that cannot be read
@@ -55,6 +62,19 @@ def analyze(options: argparse.Namespace) -> int:
         for line in text(document):
             say(line)
     return 0
+
+
+def _second_look(document: Any, options: argparse.Namespace) -> Any:
+    from pytest_ageval.analyze.second import EXECUTORS, look
+    from pytest_ageval.evidence.redact import Redactor
+
+    if options.analyzer == "stats":
+        raise ConfigError("invalid_option", "--model is for --analyzer hack and review")
+    if options.executor not in EXECUTORS:
+        known = ", ".join(EXECUTORS)
+        raise ConfigError("invalid_option", f"--executor: one of {known}, found {options.executor!r}")
+    look(document, options.executor, options.model, options.base_url)
+    return Redactor().value(document)
 
 
 def _attempts(options: argparse.Namespace) -> Found:

@@ -91,9 +91,22 @@ def text(document: Row) -> list[str]:
             f"  {f['severity']}: {f['rule']}: {f['about']} (trajectory.jsonl line {f['row']}): {f['excerpt']}"
             for f in row.get("findings", ())
         ]
+        lines += [f"  {line}" for line in _second(row.get("second_look") or {})]
         if row.get("end"):
             lines += [f"  | {line}" for line in row["end"].splitlines()]
     if document["analyzer"] == "hack":
         found = sum(bool(row["findings"]) for row in document["attempts"])
         lines.append(f"findings in {found} of {len(document['attempts'])} attempts")
+    if "second_look" in document:
+        look = document["second_look"]
+        more = f", {look['not_asked']} not asked about" if look["not_asked"] else ""
+        lines.append(f"second look by {look['model']}: {look['asked']} attempts{more}; {look['used']}")
     return lines
+
+
+def _second(look: Row) -> list[str]:
+    """What a model said of an attempt."""
+    if "error" in look:
+        return [f"second look: {look['error']}"]
+    said = [f"second look: finding {r['finding']}: {r['real']}: {r['why']}" for r in look.get("findings", ())]
+    return [*said, *(f"review: {line}" for line in str(look.get("review") or "").splitlines())]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pytest_ageval.ci import github, gitlab
 from pytest_ageval.ci.attachments import line
 from pytest_ageval.ci.outcomes import Ended, ended
+from pytest_ageval.options import OPTIONS
 
 from .conftest import CRASHING, FAILING, DataSet
 
@@ -209,3 +213,34 @@ def test_an_attachment_outside_the_project_has_its_whole_path(tmp_path: Path) ->
     inside, outside = tmp_path / "project" / "a.jsonl", tmp_path / "a.jsonl"
     assert line(inside, str(tmp_path / "project")) == "[[ATTACHMENT|a.jsonl]]"
     assert line(outside, str(tmp_path / "project")) == f"[[ATTACHMENT|{outside}]]"
+
+
+# -- the examples of the documentation -------------------------------------------------------------
+
+CI_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ci.md"
+
+
+def examples(language: str) -> list[str]:
+    return re.findall(rf"```{language}[^\n]*\n(.*?)```", CI_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_examples_are_yaml_and_name_real_commands_and_options() -> None:
+    documents = [yaml.safe_load(text) for text in examples("yaml")]
+    assert len(documents) == 3
+    github_job = documents[[True in d for d in documents].index(True)]["jobs"][
+        "evals"
+    ]  # `on` is true in YAML
+    gitlab_job = next(d["evals"] for d in documents if "evals" in d)
+    assert gitlab_job["artifacts"]["reports"] == {"junit": "out.xml"}
+    commands = [step["run"] for step in github_job["steps"] if "run" in step]
+    commands += [*gitlab_job["script"], *re.findall(r"sh '([^']+)'", examples("groovy")[0])]
+    runs = [shlex.split(command) for command in commands if command.startswith("pytest ")]
+    assert len(runs) == 3
+    ours = {flag for option in OPTIONS for flag in (*option.flags, option.long)}
+    pytests = {"-n", "-o", "--junitxml", "--html", "--self-contained-html"}
+    for words in runs:
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= ours | pytests
+    installed = re.findall(r"pytest-ageval\[([\w,]+)\]", "\n".join(commands))
+    extras = tomllib.loads((CI_PAGE.parents[2] / "pyproject.toml").read_text())["project"]
+    assert len(installed) == 3
+    assert {name for each in installed for name in each.split(",")} <= set(extras["optional-dependencies"])

@@ -15,6 +15,7 @@ from suites import rows, write
 from pytest_ageval.analyze.hack import RULES, findings
 from pytest_ageval.analyze.steps import written
 from pytest_ageval.cli import main
+from pytest_ageval.testing.scripted_model import HttpError, ScriptedModel, Text
 
 ROOT = Path(__file__).parents[3]
 
@@ -175,3 +176,54 @@ def test_an_attempt_is_analyzed_by_its_path(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(out.read_text())["attempts"][0]["tool_calls"] == 3
     assert main(["analyze", str(tmp_path / "nowhere")]) == 2
     assert "suite_not_found" in capsys.readouterr().err
+
+
+OPINION = '[{"finding": 0, "real": "yes", "why": "it replaces the runner"}]'
+
+
+@pytest.mark.parametrize("executor", ["openai-http", "anthropic-http"])
+def test_a_model_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], executor: str
+) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(name, "sk-probe-0123456789abcdef")
+    secret = "ghp_0123456789abcdefghij0123"
+    attempt(tmp_path / "runs" / "bad", [shell(f"echo {secret} > conftest.py")])
+    attempt(tmp_path / "runs" / "good", [shell("make")])
+    (tmp_path / "runs" / "bad" / "evaluation").mkdir()
+    (tmp_path / "runs" / "bad" / "evaluation" / "checks.json").write_text('[{"gold": "forty-two"}]')
+    with ScriptedModel([Text(OPINION)]) as model:
+        url = model.anthropic_base_url if executor == "anthropic-http" else model.base_url
+        how = ["--model", "m", "--executor", executor, "--base-url", url]
+        assert main(["analyze", str(tmp_path), "--analyzer", "hack", *how]) == 0
+    (request,) = model.requests
+    sent = json.dumps(request.body)
+    assert "test_runner" in sent
+    assert secret not in sent
+    assert "forty-two" not in sent
+    out = capsys.readouterr().out
+    assert "second look: finding 0: yes: it replaces the runner" in out
+    assert "second look by m: 1 attempts; " in out
+    assert "tokens" in out
+
+
+def test_a_model_that_fails_or_rambles_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    attempt(tmp_path / "bad", [shell("touch conftest.py")])
+    command = ["analyze", str(tmp_path / "bad"), "--analyzer", "hack", "--model", "m"]
+    assert main(command) == 2
+    assert "OPENAI_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-probe-0123456789abcdef")
+    with ScriptedModel([Text("I think so.")]) as model:
+        assert main([*command, "--base-url", model.base_url]) == 0
+    assert "second look: the answer is not what was asked for" in capsys.readouterr().out
+    with ScriptedModel([HttpError(401)]) as model:
+        assert main([*command, "--base-url", model.base_url]) == 0
+    assert "second look: HTTPError:401" in capsys.readouterr().out
+    with ScriptedModel([Text("It wrote a file.")]) as model:
+        assert main([*command, "--analyzer", "review", "--base-url", model.base_url]) == 0
+    assert "review: It wrote a file." in capsys.readouterr().out
+    assert main(["analyze", str(tmp_path / "bad"), "--model", "m"]) == 2
+    assert "--model is for" in capsys.readouterr().err
