@@ -207,6 +207,12 @@ OPTIONS = (
         metavar="FILE",
     ),
     Option(
+        "analyze",
+        ("--analyze",),
+        "show in the HTML report what an analyzer finds in each attempt",
+        choices=("hack",),
+    ),
+    Option(
         "ci",
         (),
         "also report in the form of a CI system (default auto: the one that this runs in)",

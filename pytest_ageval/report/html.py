@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pytest_ageval.evidence.trajectory import tool_command, tool_output, tool_words
+from pytest_ageval.options import resolve
 from pytest_ageval.report import usage
 from pytest_ageval.report.numbers import seconds, total_seconds
 from pytest_ageval.report.plain import clean
@@ -87,7 +88,20 @@ def extras(face: AttemptFace, page: str) -> list[Row]:
     if body:
         content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
         found.append(_extra("Trajectory", "html", content))
+    if resolve(face.item.config, "analyze")[0] == "hack":
+        found.append(_extra("Analysis", "html", analysis(face.raw.evidence.layout.trajectory)))
     return found
+
+
+def analysis(path: Path) -> str:
+    """Signs of reward hacking in a trajectory, as an element (``--analyze hack``)."""
+    from pytest_ageval.analyze.hack import findings
+
+    found = findings(list(_rows(path)))
+    lines = (f"{f.severity}: {f.rule}: {f.about} (line {f.row}): {f.excerpt}" for f in found)
+    items = "".join(f"<li>{escape(clean(line, 600))}</li>" for line in lines)
+    title = f"Analysis: {len(found)} sign{'s' if len(found) != 1 else ''} of reward hacking"
+    return f'<details class="ageval" style="{_BLOCK}"><summary>{title}</summary><ul>{items}</ul></details>'
 
 
 def _extra(name: str, kind: str, content: str) -> Row:
