@@ -1,6 +1,7 @@
 """``pytest-ageval``: what is not a test run. Each command is one function in `COMMANDS`.
 
-Exit code 0, or 2 with the reason on standard error. (``check`` and ``doctor --strict`` have 1 as well.)
+Exit code 0, or 2 with the reason on standard error. (``check`` and ``doctor --strict`` have 1 as well,
+``gate`` has 10.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pytest_ageval import cli_check, cli_clean, cli_doctor, cli_export, cli_import, cli_options, cli_suite
+from pytest_ageval import (
+    cli_analyze,
+    cli_check,
+    cli_clean,
+    cli_compare,
+    cli_doctor,
+    cli_export,
+    cli_gate,
+    cli_import,
+    cli_options,
+    cli_suite,
+)
 from pytest_ageval._version import __version__
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config import (
@@ -268,8 +280,12 @@ def print_schemas(options: argparse.Namespace) -> int:
 COMMANDS = {
     "lock": Command("Print the locked configuration of tasks.", lock_arguments, lock),
     "tasks": Command("List the tasks of a data set.", tasks_arguments, tasks),
+    "analyze": Command(
+        "Find out what the evidence tells beyond the verdict.", cli_analyze.arguments, cli_analyze.analyze
+    ),
     "check": Command("Find out whether tasks are sound.", cli_check.arguments, cli_check.check),
     "clean": Command("Remove boxes that killed runs left behind.", cli_clean.arguments, cli_clean.clean),
+    "compare": Command("Compare suite runs task by task.", cli_compare.arguments, cli_compare.compare),
     "doctor": Command("Show what can be used here.", cli_doctor.arguments, cli_doctor.doctor),
     "export": Command(
         "Write attempts as ATIF, as trials of Harbor, or as OpenTelemetry spans.",
@@ -283,6 +299,7 @@ COMMANDS = {
     "cancel": Command("Stop a suite run, orderly.", cli_suite.cancel_arguments, cli_suite.cancel),
     "list": Command("List suite runs.", cli_suite.list_arguments, cli_suite.list_suites),
     "rm": Command("Remove a suite run.", cli_suite.rm_arguments, cli_suite.remove),
+    "gate": Command("Decide whether a suite run is good enough.", cli_gate.arguments, cli_gate.gate),
     "prepare": Command(
         "Fetch a data set's assets and run its prepare script.", prepare_arguments, prepare_dataset
     ),

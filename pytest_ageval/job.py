@@ -332,7 +332,7 @@ class Job:
         dataset = self.dataset(cast("Path", item.file.root))
         # What is replayed needs no key.
         if self.regrading is not None:
-            keys = self.place("replay") is None
+            keys = credentials and self.place("replay") is None
             return self.regrading.lock(item, dataset, self.registry, credentials=keys)
         locked = lock_task(
             item.file.task,

@@ -20,6 +20,7 @@ from pytest_ageval.fixtures import (  # fixtures are found here by name
     executor,
     scripted_model,
 )
+from pytest_ageval.gates import wiring
 from pytest_ageval.interrupts import Worker
 from pytest_ageval.options import OPTIONS, resolve
 from pytest_ageval.suite_recorder import SuiteRecorder
@@ -91,6 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
         controller = Controller(config)
         config.pluginmanager.register(controller, "ageval-controller")
         config.pluginmanager.register(SuiteRecorder(config, controller.interrupts), "ageval-suites")
+    wiring.register(config)
     _configure_in_flight(config)
 
 

@@ -18,6 +18,7 @@ AGENT_FORMAT = "ageval.agent/1"
 PLUGIN_FORMAT = "ageval.plugin/1"
 PRICES_FORMAT = "ageval.prices/1"
 MATRIX_FORMAT = "ageval.matrix/1"
+KNOWN_FAILURES_FORMAT = "ageval.known-failures/1"
 
 Text = Annotated[str, Meta(min_length=1)]
 # Three decades: larger figures are typing errors, and overflow the clocks of the platform.
@@ -429,6 +430,24 @@ class MatrixFile(Struct, forbid_unknown_fields=True):
     exclude: list[MatrixRow] | None = None
 
 
+class KnownFailure(Struct, forbid_unknown_fields=True):
+    """Attempts that are known to FAIL. The names are patterns with ``*``, ``?`` and ``[...]``."""
+
+    task: Text
+    reason: Text
+    agent: Text = "*"
+    model: Text = "*"
+    box: Text = "*"
+    strict: bool | None = None
+
+
+class KnownFailuresFile(Struct, forbid_unknown_fields=True):
+    """Known failures (``--known-failures``)."""
+
+    format: Literal["ageval.known-failures/1"]
+    known_failures: list[KnownFailure]
+
+
 #: The type of each format.
 FORMATS: dict[str, type[Struct]] = {
     DATASET_FORMAT: DatasetFile,
@@ -438,6 +457,7 @@ FORMATS: dict[str, type[Struct]] = {
     PLUGIN_FORMAT: PluginFile,
     PRICES_FORMAT: PricesFile,
     MATRIX_FORMAT: MatrixFile,
+    KNOWN_FAILURES_FORMAT: KnownFailuresFile,
 }
 
 

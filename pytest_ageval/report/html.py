@@ -80,14 +80,30 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
     return "".join(f'<{tag} style="{_CELL}">{escape(text)}</{tag}>' for text in texts)
 
 
-def extras(directory: Path, page: str) -> list[Row]:
-    """The link to the evidence and the trajectory of an attempt, as extras of the page at `page`."""
+def extras(directory: Path, page: str, *, analyze: bool = False) -> list[Row]:
+    """The link to the evidence and the trajectory of an attempt, as extras of the page at `page`.
+
+    With `analyze`, signs of reward hacking too.
+    """
     found = [_extra("Evidence", "url", link(directory, page))]
     body = trajectory(Layout(directory).trajectory)
     if body:
         content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
         found.append(_extra("Trajectory", "html", content))
+    if analyze:
+        found.append(_extra("Analysis", "html", analysis(Layout(directory).trajectory)))
     return found
+
+
+def analysis(path: Path) -> str:
+    """Signs of reward hacking in a trajectory, as an element (``--analyze hack``)."""
+    from pytest_ageval.analyze.hack import findings
+
+    found = findings(list(_rows(path)))
+    lines = (f"{f.severity}: {f.rule}: {f.about} (line {f.row}): {f.excerpt}" for f in found)
+    items = "".join(f"<li>{escape(clean(line, 600))}</li>" for line in lines)
+    title = f"Analysis: {len(found)} sign{'s' if len(found) != 1 else ''} of reward hacking"
+    return f'<details class="ageval" style="{_BLOCK}"><summary>{title}</summary><ul>{items}</ul></details>'
 
 
 def _extra(name: str, kind: str, content: str) -> Row:

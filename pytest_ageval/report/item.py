@@ -17,6 +17,7 @@ from pytest_ageval.attempt_face import DECIDED, FACE, KNOWN, NOT_RUN, AttemptFac
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
 from pytest_ageval.job import Job
+from pytest_ageval.options import resolve
 from pytest_ageval.recorded import SHOWN
 from pytest_ageval.report import recorded
 from pytest_ageval.report.plain import clean, cut, plain
@@ -110,7 +111,8 @@ def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         if page:
             from pytest_ageval.report import html
 
-            extra = html.extras(face.directory, page)
+            analyze = resolve(item.config, "analyze")[0] == "hack"
+            extra = html.extras(face.directory, page, analyze=analyze)
             report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 

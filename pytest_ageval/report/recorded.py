@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.options import resolve
 from pytest_ageval.suite.record import Settled
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def after(item: pytest.Item, shown: Shown, when: str, report: pytest.TestReport)
     if page and shown.directory is not None and shown.directory.is_dir():
         from pytest_ageval.report import html
 
-        extra = html.extras(shown.directory, page)
+        extra = html.extras(shown.directory, page, analyze=resolve(item.config, "analyze")[0] == "hack")
         report.extras = [*getattr(report, "extras", ()), *extra]  # type: ignore[attr-defined]
 
 

@@ -16,8 +16,13 @@ from pytest_ageval.report.numbers import interval, seconds, total, total_seconds
 if TYPE_CHECKING:
     import pytest
 
-#: Options whose file holds the whole run; a part of it must not take its place.
-REPORTS = frozenset(("--html", "--junitxml", "--junit-xml", "--report-log", "--json-report-file", "--csv"))
+#: Options whose file holds the whole run, and gates that judge all of it; a part must not take its place.
+REPORTS = frozenset(
+    (
+        *("--html", "--junitxml", "--junit-xml", "--report-log", "--json-report-file", "--csv"),
+        *(f"--{ours}{gate}" for gate in ("fail-under", "max-errors", "baseline") for ours in ("", "ageval-")),
+    )
+)
 
 #: Node ids that a command line may name; more of them go into a file.
 NAMED_IDS = 3

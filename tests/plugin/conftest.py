@@ -101,6 +101,8 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the caller's own configuration, and lines that are not cut."""
     for name in ("AGENT", "MODEL", "BOX", "ATTEMPTS", "DIR", "EXIT"):
         monkeypatch.delenv(f"AGEVAL_{name}", raising=False)
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITLAB_CI", "JENKINS_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,0 +1,1 @@
+"""Looks at evidence and changes none of it: ``pytest-ageval analyze``."""

@@ -1,0 +1,1 @@
+"""Suite runs beside each other: ``pytest-ageval compare``."""

@@ -1,0 +1,153 @@
+"""What a run is measured against: an earlier suite run, or a file that keeps what counts of one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from pytest_ageval.compare.sides import digests, find, read_side
+from pytest_ageval.errors import ConfigError
+from pytest_ageval.evidence.files import document_bytes, now, write_atomic
+from pytest_ageval.gates.rules import Decision, Group, judged_groups
+from pytest_ageval.stats.tally import Tally, TaskKey, tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pytest_ageval.suite.record import Settled
+
+FORMAT: Literal["ageval.baseline/1"] = "ageval.baseline/1"
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TaskRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One task: attempts that passed, that were judged, that are ERRORs, and the digest of its files."""
+
+    passed: _Count
+    judged: _Count
+    errors: _Count = 0
+    content: str | None = None
+
+
+class GroupRow(msgspec.Struct, forbid_unknown_fields=True):
+    """The attempts of one data set, agent, model, effort and box (empty: none was named)."""
+
+    dataset: str
+    agent: str
+    model: str
+    effort: str
+    box: str
+    tasks: dict[str, TaskRow]
+
+    @property
+    def key(self) -> Group:
+        """As `Settled.group`."""
+        return (self.dataset, self.agent, self.model, self.effort, self.box)
+
+
+class BaselineFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A baseline that can be kept beside the data set."""
+
+    format: Literal["ageval.baseline/1"]
+    suite_run_id: str
+    created_at: str
+    groups: list[GroupRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Earlier attempts by group and task. `contents` are digests of tasks' files, where they are known."""
+
+    name: str
+    tallies: Mapping[Group, Mapping[TaskKey, Tally]]
+    contents: Mapping[Group, Mapping[str, str]] = field(default_factory=dict)
+
+    def judge(self, rows: Sequence[Settled], alpha: float) -> list[Decision]:
+        """For each group of the run: is it significantly worse? Several are adjusted after Holm."""
+        from pytest_ageval.gates.regression import judge
+
+        return judge(self, rows, alpha)
+
+    def counterpart(self, group: Group, run: Iterable[Group]) -> Group | None:
+        """The group of the baseline that `group` is measured against.
+
+        The same one; else, when the data set has one group here and one in the run, that one: another
+        model or box is just what may have changed.
+        """
+        if group in self.tallies:
+            return group
+        here = [each for each in self.tallies if each[0] == group[0]]
+        there = [each for each in run if each[0] == group[0]]
+        return here[0] if len(here) == len(there) == 1 else None
+
+
+def load(name: str, evidence: Path | None = None) -> Baseline:
+    """The baseline in a file, or the suite run that `name` names (as for ``pytest-ageval compare``).
+
+    Raises ConfigError ``baseline_invalid``, ``suite_not_found`` and so on.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.name not in ("suite.json", "summary.json", "attempts.jsonl"):
+        return _from_file(path)
+    root = find(name, evidence)
+    side = read_side(root, name)
+    return of_rows(side.suite_run_id, side.rows, side.attempt_dir)
+
+
+def of_rows(name: str, rows: Sequence[Settled], where: Callable[[Settled], Path | None]) -> Baseline:
+    """What counts of `rows`; `where` gives the directory of an attempt's evidence."""
+    found = judged_groups(rows)
+    return Baseline(
+        name,
+        {group: tally(some) for group, some in found.items()},
+        {group: digests(some, where) for group, some in found.items()},
+    )
+
+
+def _from_file(path: Path) -> Baseline:
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=BaselineFile)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise ConfigError(
+            "baseline_invalid",
+            f"this is no {FORMAT} document: {error}",
+            file=str(path),
+            hint="write one with: pytest-ageval gate SUITE --write-baseline FILE",
+        ) from error
+    tallies, known = {}, {}
+    for group in document.groups:
+        for task, row in group.tasks.items():
+            if row.passed > row.judged:
+                raise ConfigError("baseline_invalid", f"{task}: more passed than judged", file=str(path))
+        tallies[group.key] = {
+            TaskKey(group.dataset, task): Tally(row.passed, row.judged - row.passed, row.errors)
+            for task, row in group.tasks.items()
+        }
+        known[group.key] = {task: row.content for task, row in group.tasks.items() if row.content}
+    return Baseline(path.name, tallies, known)
+
+
+def write(path: Path, baseline: Baseline) -> None:
+    """Keep what counts of a baseline in a file, sorted so that versions of it can be compared."""
+    found = [
+        GroupRow(
+            *group,
+            tasks={
+                key.task: TaskRow(
+                    each.passed,
+                    each.verdicts,
+                    each.errors,
+                    baseline.contents.get(group, {}).get(key.task),
+                )
+                for key, each in sorted(tasks.items())
+            },
+        )
+        for group, tasks in sorted(baseline.tallies.items())
+    ]
+    document = BaselineFile(FORMAT, baseline.name, now(), found)
+    write_atomic(path, document_bytes(json.loads(msgspec.json.encode(document))))
