@@ -202,6 +202,7 @@ def log_attempt(attempt: Attempt, handle: Mapping[str, Any] | None = None) -> No
             "environment_nonce": identity.attempt_id[-12:],
             "environment_handle": None if handle is None else dict(handle),
             "resumed": attempt.resumed,
+            "started_over": handle is not None and attempt.past is not None and attempt.past.started_over,
             "whole_box": attempt.locked.harbor is not None,
         },
     )

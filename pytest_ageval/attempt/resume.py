@@ -199,6 +199,7 @@ class Past:
     attached: bool = False
     #: The steps of a Harbor task that have been graded.
     steps: list[dict[str, Any]] = field(default_factory=list)
+    started_over: bool = False
 
     def done(self, phase: str) -> bool:
         """The phase had ended well."""
@@ -210,7 +211,8 @@ class Past:
         return self.failed is not None or (self.done("evaluate") and self.verdict is not None)
 
     def start_over(self) -> None:
-        """Nothing of the agents' work is there any more; the time that was spent stays spent."""
+        """Nothing of the agents' work is there any more."""
+        self.started_over = True
         self.run.sessions.clear()
         self.judges.sessions.clear()
         self.steps = []
@@ -248,12 +250,24 @@ def take_up(attempt: Attempt) -> Past:
     if history.phase("evaluate").payload or (layout.private / "verdict.json").exists():
         past.verdict = read_document(layout.private / "verdict.json")
     past.failed = _failure(past)
-    past.steps = [row["detail"] for row in past.facts if row["name"] == "step_finished" and row.get("detail")]
+    past.steps = _steps(past.facts)
     past.recorded = past.over and layout.trajectory.exists()
     evidence.recall("run", history.invokes())
     evidence.recall("evaluate", judges.invokes())
     _restore(attempt, past)
     return past
+
+
+def _steps(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The graded steps, of those in the container that there is now."""
+    found: list[dict[str, Any]] = []
+    for row in facts:
+        detail = row.get("detail") or {}
+        if row["name"] == "attempt_resumed" and not detail.get("box_taken_over"):
+            found = []
+        elif row["name"] == "step_finished" and detail:
+            found.append(detail)
+    return found
 
 
 def _failure(past: Past) -> AgevalError | None:

@@ -142,6 +142,11 @@ class _Reader:
         if not history.header:
             history.header, history.started_at = payload, row["at"]
         self._cut()
+        if payload.get("started_over"):
+            history.sessions.clear()
+            self._invokes.clear()
+            for past in history.phases.values():
+                past.ok, past.clock_ms = False, 0.0
         history.resumed = max(history.resumed, int(payload.get("resumed") or 0))
         if payload.get("environment_handle") is not None:
             history.handle = payload["environment_handle"]
@@ -151,15 +156,16 @@ class _Reader:
         past = self.history.phases.setdefault(name, PastPhase())
         if status == "in_flight":
             self._cut()
-            past.ok = False
             self._running = (name, at, past.wall_ms, past.clock_ms)
             return
         if self._running is not None and self._running[0] == name:
             self._running = None
         past.wall_ms = float(payload.get("elapsed_ms") or 0.0)
         past.clock_ms = float(payload.get("clock_ms") or past.wall_ms)
-        past.ok = bool(payload.get("ok", name == "seal_run"))
-        past.payload = payload
+        ok = bool(payload.get("ok", name == "seal_run"))
+        if past.ok and not ok:  # a process that went on was interrupted in a phase that had ended before
+            return
+        past.ok, past.payload = ok, payload
         past.checkpoint = payload.get("checkpoint_seq")
 
     def _cut(self) -> None:

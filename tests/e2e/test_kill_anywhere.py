@@ -206,5 +206,5 @@ def test_killed_again_while_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     step = 37 if ALL else 150
     firsts, seconds = range(40, 400, step), range(12, 260, 17 if ALL else 83)
     pairs: list[tuple[int, ...]] = [(one, two) for one in firsts for two in seconds]
-    answers = side_by_side([*pairs, (150, 60, 60, 60)], tmp_path)
+    answers = side_by_side([*pairs, (200, 30), (340, 40), (150, 60, 60, 60)], tmp_path)
     tell(answers, "pairs of writes", capsys)
