@@ -167,3 +167,17 @@ def test_the_bound_and_the_confidence(demo: DataSet) -> None:
     result = demo.pytest("--attempts", "auto", "--pass-bound", "0.9", "--confidence", "0.9", "-rs")
     result.assert_outcomes(failed=2, skipped=18)
     result.stdout.fnmatch_lines(["*decided after 2 attempts (0 passed): pass probability below 0.9*"])
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_what_was_decided_stays_decided_when_the_run_goes_on(numbered: DataSet, workers: str) -> None:
+    first = [f"datasets/demo/tasks/passes/task.yaml::passes[default-{number}]" for number in (1, 2, 3)]
+    numbered.pytest("--attempts", "auto:10", *first)
+    made = len(numbered.results())
+    assert made == 3
+    result = numbered.pytest("--attempts", "auto:10", "--resume", workers, "-k", "passes")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] + outcomes["skipped"] == 10
+    new = len(numbered.results()) - made
+    assert new == 2 if workers == "-n0" else 2 <= new <= 4
+    assert "pass probability above 0.5: 1, below: 0" in result.stdout.str()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ageval.suite import Settled, SuiteHeader, SuiteWriter
+from pytest_ageval.suite import Settled, SuiteHeader, SuiteWriter, read_suite, suites
 from pytest_ageval.testing.scripted_model import HttpError, ScriptedModel, Text
 
 from .attempt_kit import ASK, JUDGE, ONE, PROFILES
@@ -272,3 +272,22 @@ def test_usage_errors(demo: DataSet, arguments: list[str], words: str) -> None:
     result = demo.pytest(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert words in result.stderr.str() + result.stdout.str()
+
+
+def test_a_session_records_what_it_judged_again(demo: DataSet) -> None:
+    arithmetic(demo)
+    demo.pytest("--attempts", "2").assert_outcomes(passed=2)
+    demo.pytest("--regrade", "last").assert_outcomes(passed=2)
+    first, second = suites(demo.root / ".ageval")
+    runs, judged = read_suite(first), read_suite(second)
+    assert list(judged.settled) == list(runs.settled)
+    for slot, row in judged.settled.items():
+        source = runs.settled[slot]
+        assert (row.source, row.of) == ("regraded", source.attempt_id)
+        assert (row.agent, row.attempt, row.variant) == (source.agent, source.attempt, source.variant)
+        assert row.digest != source.digest
+    # Neither takes the other's result for its own.
+    result = demo.pytest("--reuse", "--attempts", "2")
+    result.assert_outcomes(passed=2)
+    reused = read_suite(suites(demo.root / ".ageval")[-1])
+    assert {row.of for row in reused.rows} == {row.attempt_id for row in runs.rows}
