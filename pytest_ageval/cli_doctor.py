@@ -39,6 +39,7 @@ EXTRAS = {
     "html": "pytest-html",
     "otel": "opentelemetry-sdk",
     "prices": "genai-prices",
+    "stats": "scipy",
     "xdist": "pytest-xdist",
 }
 
