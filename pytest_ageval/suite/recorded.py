@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,11 +159,9 @@ def _wait_for_writer(directory: Path) -> None:
 
 def can_be_continued(directory: Path) -> bool:
     """The attempt in `directory` did not settle, and what it did can be taken up again."""
+    from pytest_ageval.attempt.resume import unsettled
+
     try:
-        module = importlib.import_module("pytest_ageval.attempt.resume")
-    except ImportError:
-        return False
-    try:
-        return module.unsettled(directory) is not None
+        return unsettled(directory) is not None
     except AgevalError:
         return False
