@@ -19,6 +19,7 @@ import pytest
 
 from pytest_ageval.collection import TASK_FILES, TaskFile, dataset_with_tasks_in
 from pytest_ageval.errors import ConfigError
+from pytest_ageval.known_plugins import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,11 +34,6 @@ _HOOKS = (
     "pytest_collect_file",
     "pytest_pycollect_makemodule",
     "pytest_generate_tests",
-)
-#: Modules whose answers depend on the session, or on marks that no task has (`RESERVED_MARKS`).
-_KNOWN = (
-    *("_pytest.", "pytest_ageval.", "xdist.", "pytest_html.", "pytest_timeout", "pytest_rerunfailures"),
-    *("pytest_asyncio.", "pytest_repeat", "anyio.", "pytest_benchmark.", "pytest_cov."),
 )
 
 
@@ -142,7 +138,7 @@ class TasksRoot(pytest.Directory):
     def _nobody_listens(self) -> bool:
         hooks = self.ihook
         found = (impl for name in _HOOKS for impl in getattr(hooks, name).get_hookimpls())
-        return all(impl.function.__module__.startswith(_KNOWN) for impl in found)
+        return all(impl.function.__module__.startswith(KNOWN) for impl in found)
 
     def _by_hooks(self, path: Path, is_directory: bool) -> Iterator[pytest.Item | pytest.Collector]:
         """As every other directory of pytest does it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.collection import TaskItem
+from pytest_ageval.known_plugins import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +14,6 @@ if TYPE_CHECKING:
 
 #: Fixtures that the attempt is made of.
 OURS = ("ageval_variant", "attempt", "box", "executor")
-
-#: Packages whose hooks and fixtures do not change what an attempt finds when it starts.
-KNOWN = (
-    *("_pytest.", "pytest_ageval.", "xdist.", "pytest_html.", "pytest_timeout", "pytest_rerunfailures"),
-    *("pytest_asyncio.", "pytest_repeat", "anyio.", "pytest_benchmark.", "pytest_cov.", "_hypothesis"),
-)
 
 #: Hooks by which somebody could skip the item, or prepare something for it.
 HOOKS = ("pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call", "pytest_pyfunc_call")
