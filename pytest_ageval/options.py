@@ -332,7 +332,7 @@ def attempts(text: str) -> int | str:
 
 def parse_attempts(given: int | str | None) -> tuple[int, bool]:
     """At most how many attempts, and whether fewer may do: ``auto:30`` is (30, True), ``auto`` (20, True)."""
-    word, colon, most = str(given or 1).partition(":")
+    word, colon, most = str(1 if given is None else given).partition(":")
     if word != "auto":
         return int(word), False
     return (int(most) if colon else DEFAULT_MOST), True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from pytest_ageval.attempt.equip import MAX_FILE
 from pytest_ageval.attempt.mirror import Mirror, mirror_of
 from pytest_ageval.box import WORKSPACE
 from pytest_ageval.errors import BoxError
 from pytest_ageval.evidence.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from pytest_ageval.attempt.context import Attempt
@@ -34,12 +37,30 @@ async def keep(attempt: Attempt, *, step: bool = False) -> int | None:
         return None
     async with attempt.keeping:
         directories = await _directories(attempt)
-        logins = [path.removeprefix("/attempt/") for path in attempt.logins]
+        logins = _logins(attempt)
+        await asyncio.to_thread(_learn, attempt, directories, logins)
         at_least = attempt.evidence.activity.seq + 1
         found = await asyncio.to_thread(checkpoints.take, directories, at_least, logins)
     if found is None and checkpoints.given_up is not None:
         attempt.fact("checkpoints_given_up", {"reason": checkpoints.given_up})
     return found
+
+
+def _logins(attempt: Attempt) -> set[str]:
+    """Where login files may be, whether or not they were put there: an agent may write one."""
+    return {f"home/{name}" for binding in attempt.locked.bindings.values() for name in binding.logins}
+
+
+def _learn(attempt: Attempt, directories: Mapping[str, Path], logins: Iterable[str]) -> None:
+    """Tell the redactor what login files hold now: an agent may renew its token, and write it elsewhere."""
+    for login in logins:
+        name = login.removeprefix("home/")
+        home = directories.get("home")
+        path = None if home is None else home / name
+        if path is None or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE:
+            continue
+        with contextlib.suppress(OSError):
+            attempt.redactor.add(path.name, path.read_text("utf-8", "replace"))
 
 
 async def _directories(attempt: Attempt) -> dict[str, Path]:
@@ -89,7 +110,7 @@ async def go_to(attempt: Attempt, checkpoint: int | None, *, whole: bool = False
         return
     async with attempt.keeping:
         directories = await _directories(attempt)
-        logins = [path.removeprefix("/attempt/") for path in attempt.logins]
+        logins = _logins(attempt)
         try:
             touched = await asyncio.to_thread(
                 checkpoints.restore, checkpoint, directories, whole=whole, keep=logins

@@ -57,7 +57,7 @@ def test_every_solution_passes(tmp_path: Path) -> None:
         assert (result["status"], result["kind"], result["cleanup_warning"]) == ("PASS", "docker", None)
     assert "local" not in output
     # Scripts are contained although the workspaces belong to the user of the boxes.
-    summaries = [path.read_text() for path in (tmp_path / "evidence").rglob("summary.json")]
+    summaries = [path.read_text() for path in (tmp_path / "evidence" / "runs").rglob("summary.json")]
     assert len(summaries) == 7
     assert not any("task_script_not_contained" in text for text in summaries) or view.unusable()
 
