@@ -19,7 +19,7 @@ import pytest
 
 from pytest_ageval.collection import TASK_FILES, TaskFile, dataset_with_tasks_in
 from pytest_ageval.errors import ConfigError
-from pytest_ageval.known_plugins import KNOWN
+from pytest_ageval.known_plugins import unknown_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -136,9 +136,7 @@ class TasksRoot(pytest.Directory):
         return any(getattr(plugin, name, None) for plugin in plugins for name in names)
 
     def _nobody_listens(self) -> bool:
-        hooks = self.ihook
-        found = (impl for name in _HOOKS for impl in getattr(hooks, name).get_hookimpls())
-        return all(impl.function.__module__.startswith(KNOWN) for impl in found)
+        return all(unknown_module(self.ihook, name) is None for name in _HOOKS)
 
     def _by_hooks(self, path: Path, is_directory: bool) -> Iterator[pytest.Item | pytest.Collector]:
         """As every other directory of pytest does it."""

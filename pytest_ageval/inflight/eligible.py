@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.collection import TaskItem
-from pytest_ageval.known_plugins import KNOWN
+from pytest_ageval.known_plugins import KNOWN, unknown_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pytest
 
@@ -81,9 +81,7 @@ class Eligibility:
 
 def _listener(hooks: Any) -> str | None:
     for name in HOOKS:
-        implementations: Iterable[Any] = getattr(hooks, name).get_hookimpls()
-        for implementation in implementations:
-            module = implementation.function.__module__
-            if not module.startswith(KNOWN):
-                return f"the hook {name} of {module}"
+        module = unknown_module(hooks, name)
+        if module is not None:
+            return f"the hook {name} of {module}"
     return None
