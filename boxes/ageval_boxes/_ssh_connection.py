@@ -146,7 +146,7 @@ class Host:
                 channel = connection.transport.open_session(timeout=self.address.connect_timeout)
                 with self._changed:
                     self._owners[id(channel)] = connection
-            except (paramiko.SSHException, EOFError, OSError) as error:
+            except (paramiko.SSHException, *BROKEN) as error:
                 standing = connection.transport.is_active()
                 self._give_back(connection, refused=standing)
                 if not standing:
@@ -159,7 +159,7 @@ class Host:
                 continue
             try:
                 channel.exec_command(command.encode("utf-8", "surrogateescape"))
-            except (paramiko.SSHException, EOFError, OSError) as error:
+            except (paramiko.SSHException, *BROKEN) as error:
                 self.release(channel)
                 raise lost(self.address, error) from error
             return channel

@@ -51,7 +51,7 @@ def forwarded(host: Host, port: int) -> str | None:
 
             try:
                 remote = transport.request_port_forward(_LOOPBACK, 0, arrived)
-            except (paramiko.SSHException, EOFError, OSError):
+            except (paramiko.SSHException, *BROKEN):
                 return None
             found.remote[port], found.local[remote] = remote, port
         return f"{_LOOPBACK}:{found.remote[port]}"

@@ -138,9 +138,9 @@ class GateKeeper:
         if not self.whole:
             why = f"{len(results)} of {len(self._expected)} attempts were made"
             return [Decision(name, None, why) for name in self.gates.names()]
-        from pytest_ageval.gates.attempts import of_reports
+        from pytest_ageval.suite.rows import to_row
 
-        return self.gates.judge(of_reports(results))
+        return self.gates.judge([to_row(nodeid, data, None) for nodeid, data in results.items()])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:

@@ -55,6 +55,7 @@ class Loop:
             if not self._groups:
                 return
             item = self._choose(self._groups[0])
+            self.pool.turn_of(item)
             self.source.run(item, self._next(item))
             if self.session.shouldfail:
                 raise self.session.Failed(self.session.shouldfail)
@@ -62,13 +63,15 @@ class Loop:
                 raise self.session.Interrupted(self.session.shouldstop)
 
     def _take_in(self, *, wait: bool) -> None:
-        found = self.source.more(wait=wait)
-        for item in found:
+        attempts = []
+        for item in self.source.more(wait=wait):
             shared = _shared(item)
+            if shared is not None:
+                attempts.append(item)
             if not self._groups or self._groups[-1].shared != shared:
                 self._groups.append(_Group(shared))
             self._groups[-1].items[item] = None
-        self.pool.offer(found)
+        self.pool.offer(attempts)
 
     def _choose(self, group: _Group) -> pytest.Item:
         """The item that comes next: one that is over, else one that only its turn can start."""
@@ -79,7 +82,7 @@ class Loop:
                 return first
             found = self.pool.ready(group.items)
             if found is None:
-                found = next(filter(self.pool.waits_for_its_turn, group.items), None)
+                found = self.pool.waiting(group.items)
             if found is not None:
                 return found
             self.pool.wait(LOOK)

@@ -14,7 +14,7 @@ from pytest_ageval.attempt_face import AttemptFace
 from pytest_ageval.inflight.eligible import Eligibility
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from pytest_ageval.collection import TaskItem
 
@@ -38,7 +38,8 @@ class Pool:
         self._running = 0
         self._ready: deque[pytest.Item] = deque()
         self._changed = threading.Condition()
-        self._in_turn: set[pytest.Item] = set()
+        #: Nobody starts these but pytest. In their order, without those whose turn has come.
+        self._in_turn: dict[pytest.Item, None] = {}
 
     # -- what is to come -------------------------------------------------------------------------
 
@@ -50,11 +51,15 @@ class Pool:
                 self._queue.append(item)
             else:
                 _log.debug("not started ahead: %s: %s", item.nodeid, reason)
-                self._in_turn.add(item)
+                self._in_turn[item] = None
 
-    def waits_for_its_turn(self, item: pytest.Item) -> bool:
-        """Nobody starts `item` but pytest."""
-        return item in self._in_turn
+    def waiting(self, among: Container[pytest.Item]) -> pytest.Item | None:
+        """The first of these that waits for its turn."""
+        return next((item for item in self._in_turn if item in among), None)
+
+    def turn_of(self, item: pytest.Item) -> None:
+        """The turn of `item` has come."""
+        self._in_turn.pop(item, None)
 
     def fill(self) -> None:
         """Start as many as there is room for. What cannot be started says why in its turn."""
@@ -64,7 +69,7 @@ class Pool:
                 face = AttemptFace.ahead(item)  # type: ignore[arg-type]
             except (Exception, pytest.skip.Exception) as error:
                 _log.debug("not started ahead: %s: %s", item.nodeid, error)
-                self._in_turn.add(item)
+                self._in_turn[item] = None
                 continue
             self._faces[item] = face
             self._running += 1
@@ -78,7 +83,7 @@ class Pool:
 
     # -- what is over ----------------------------------------------------------------------------
 
-    def ready(self, among: Iterable[pytest.Item] | dict[pytest.Item, None]) -> pytest.Item | None:
+    def ready(self, among: Container[pytest.Item]) -> pytest.Item | None:
         """The first of these whose attempt is over."""
         with self._changed:
             return next((item for item in self._ready if item in among), None)

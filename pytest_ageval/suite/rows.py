@@ -25,8 +25,11 @@ _SAME = (
 _LEFT_OUT = frozenset(("task", "dataset", "attempt_dir", "slot", "suite_run_id", "recorded"))
 
 
-def to_row(slot: str, data: Mapping[str, Any], evidence: Path) -> Settled:
-    """The row of an attempt whose report carried `data`. Paths are relative to the root `evidence`."""
+def to_row(slot: str, data: Mapping[str, Any], evidence: Path | None) -> Settled:
+    """The row of an attempt whose report carried `data`.
+
+    Its path is relative to the root `evidence`, and whole where there is none.
+    """
     fields = {name: data[name] for name in _SAME if data.get(name) is not None}
     for field, name in _NAMES.items():
         if data.get(name) is not None:
@@ -38,7 +41,7 @@ def to_row(slot: str, data: Mapping[str, Any], evidence: Path) -> Settled:
             "task_id": slot.rpartition("::")[2].partition("[")[0],
             **fields,
             "slot": slot,
-            "attempt_dir": relative(Path(where), evidence) if where else None,
+            "attempt_dir": relative(Path(where), evidence) if where and evidence else where,
             "details": {name: value for name, value in data.items() if name not in known},
         },
         Settled,
