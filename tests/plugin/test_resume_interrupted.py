@@ -30,15 +30,21 @@ if TYPE_CHECKING:
 ATTEMPTS = int(os.environ.get("AGEVAL_TEST_SUITE_ATTEMPTS", "24"))
 TASKS = 4
 
-CONFTEST = """
-import os
+#: Seconds that an attempt takes at least: a fast machine must not be done before it is interrupted.
+PAUSE = 0.4 if ATTEMPTS < 100 else 0.0
+
+CONFTEST = f"""
+import os, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
 
 def pytest_ageval_after_environment(attempt):
     with open(HERE / "starts", "a") as file:
-        file.write(f"{attempt.identity.slot} {os.getpid()}\\n")
+        file.write(f"{{attempt.identity.slot}} {{os.getpid()}}\\n")
+
+def pytest_ageval_before_run(attempt):
+    time.sleep({PAUSE})
 """
 
 
