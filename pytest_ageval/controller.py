@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.collection import has_tasks
+from pytest_ageval.discovery import has_tasks
 from pytest_ageval.interrupts import Interrupts
 
 if TYPE_CHECKING:

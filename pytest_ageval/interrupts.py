@@ -105,7 +105,7 @@ class Worker:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Handle signals, if there is something to clean up."""
-        from pytest_ageval.collection import has_tasks
+        from pytest_ageval.discovery import has_tasks
 
         if has_tasks((item.nodeid for item in session.items), self.config.rootpath):
             self.interrupts.install(self.config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 #: Beginnings of module names. What these do depends on the session, or on marks that no task has
-#: (`pytest_ageval.collection.RESERVED_MARKS`).
+#: (`pytest_ageval.names.RESERVED_MARKS`).
 KNOWN = (
     *("_pytest.", "pytest_ageval.", "xdist.", "pytest_html.", "pytest_timeout", "pytest_rerunfailures"),
     *("pytest_asyncio.", "pytest_repeat", "anyio.", "pytest_benchmark.", "pytest_cov.", "_hypothesis"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import collection, hookspecs, sequencer
+from pytest_ageval import collection, discovery, hookspecs, sequencer
 from pytest_ageval.controller import Controller
 from pytest_ageval.fixtures import (  # fixtures are found here by name
     ageval_variant,
@@ -74,7 +74,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """
     namespace = early_config.known_args_namespace
     given: Sequence[str] = namespace.file_or_dir or ()
-    namespace.file_or_dir = collection.outside_tasks(given, early_config.invocation_params.dir)
+    namespace.file_or_dir = discovery.outside_tasks(given, early_config.invocation_params.dir)
     try:
         return (yield)
     finally:
@@ -84,7 +84,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the part that only one process has."""
     config.addinivalue_line("markers", MARKER)
-    collection.forget(config)
+    discovery.forget(config)
     sequencer.configure(config)
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Worker(config), "ageval-worker")
@@ -110,15 +110,15 @@ def _configure_in_flight(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A task may be called ``build`` or ``venv``; everywhere else pytest's rules stand."""
-    return False if collection.is_hidden_task(collection_path, config) else None
+    return False if discovery.is_hidden_task(collection_path, config) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """A task directory is one task, whole; the directory with the tasks of a data set is one collector."""
-    if collection.is_task_directory(path):
+    if discovery.is_task_directory(path):
         return collection.task_collector(parent, path)
-    if collection.dataset_with_tasks_in(path) is not None:
+    if discovery.dataset_with_tasks_in(path) is not None:
         from pytest_ageval.tasks_root import TasksRoot
 
         return TasksRoot.from_parent(parent, path=path)
@@ -127,7 +127,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """A task file whose directory pytest did not collect, because it is the root of the run."""
-    if file_path.name in collection.TASK_FILES and collection.is_task_directory(file_path.parent):
+    if file_path.name in discovery.TASK_FILES and discovery.is_task_directory(file_path.parent):
         return collection.TaskFile.from_parent(parent, path=file_path)
     return None
 

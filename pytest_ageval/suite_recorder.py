@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval.discovery import TASK_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

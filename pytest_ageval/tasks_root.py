@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ageval.collection import TASK_FILES, TaskFile, dataset_with_tasks_in
+from pytest_ageval.collection import TaskFile
+from pytest_ageval.discovery import TASK_FILES, dataset_with_tasks_in
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.known_plugins import unknown_module
 

@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ageval._version import __version__
-from pytest_ageval.accounting.budget import Budget
 from pytest_ageval.config.bindings import Bound, bind_role, check_credential
 from pytest_ageval.config.check import Source, convert
+from pytest_ageval.config.effective import budget_of, effective_limits, effective_parameters
 from pytest_ageval.config.env import host_of
 from pytest_ageval.config.equipment import check_remote_login, files_are_unique, locked_equipment
 from pytest_ageval.config.hashing import digest_of, file_digest, tree_digest, tree_listing
-from pytest_ageval.config.locked import Binding, BoxBinding, Limits, LockedTask, Resolution
+from pytest_ageval.config.locked import Binding, BoxBinding, LockedTask, Resolution
 from pytest_ageval.config.profiles import Profiles, load_profiles
 from pytest_ageval.config.scripts import check_scripts
-from pytest_ageval.config.tasks import TaskDocument, check_active_profile
+from pytest_ageval.config.tasks import TaskDocument
 from pytest_ageval.config.where import join_pointer, listed
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from pytest_ageval.box import Box
     from pytest_ageval.config.agents import Kinds
     from pytest_ageval.config.dataset import Dataset
     from pytest_ageval.config.job import JobOptions
-    from pytest_ageval.config.overrides import Override
     from pytest_ageval.config.variants import Variant
     from pytest_ageval.executor import Executor
 
@@ -82,9 +81,9 @@ def lock_task(
             calling = any(bound.cls.calls_model for bound in bounds.values())
             check_variables(task, dataset, solution=solution, mcp=calling)
     overrides = (*job.overrides, *variant.overrides)
-    parameters, parameter_rows = _parameters(task, job, overrides)
-    limits, limit_rows = _limits(task, job, overrides)
-    budget, budget_rows = _budget(job)
+    parameters, parameter_rows = effective_parameters(task, job, overrides)
+    limits, limit_rows = effective_limits(task, job, overrides)
+    budget, budget_rows = budget_of(job)
     # What task.yaml means is in the locked configuration itself; its description and comments are not.
     content, files = tree_listing(task.root, without=task.path.name)
     eval_digest = digest_of({"task": content, "shared": dataset.shared_digest})
@@ -287,103 +286,6 @@ def _check_evaluate_host(
             "evaluation.environments needs evaluate_host.isolated: true and the box docker",
             "/evaluation/environments",
             "write it into profiles.yaml",
-        )
-
-
-def _parameters(
-    task: TaskDocument, job: JobOptions, overrides: Sequence[Override]
-) -> tuple[dict[str, Any], list[Resolution]]:
-    parameters = copy.deepcopy(dict(task.parameters))
-    rows: list[Resolution] = []
-    for override in overrides:
-        if override.tokens[0] == "parameters":
-            created = _set_parameter(parameters, override)
-            note = "new" if created else ""
-            rows.append(Resolution(override.pointer, job.source_of(override), override.value, note))
-    source = Source(None, overrides[-1].option) if rows else task.source
-    check_turn_limit(parameters, source)
-    check_active_profile(parameters, task.roles, source)
-    return parameters, rows
-
-
-def check_turn_limit(parameters: Mapping[str, Any], source: Source) -> None:
-    """``agent_timeout_seconds``, the ceiling of one invoke, is a number of seconds. Raises ConfigError."""
-    value = parameters.get("agent_timeout_seconds")
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
-        raise source.error(
-            "invalid_schema",
-            f"must be a number of seconds above 0, found {value!r}",
-            "/parameters/agent_timeout_seconds",
-        )
-
-
-def _set_parameter(parameters: dict[str, Any], override: Override) -> bool:
-    target = parameters
-    for token in override.tokens[1:-1]:
-        inner = target.setdefault(token, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(
-                "invalid_override",
-                f"{token!r} is not a mapping, so nothing can be set in it",
-                file=override.option,
-                pointer=override.pointer,
-            )
-        target = inner
-    created = override.tokens[-1] not in target
-    target[override.tokens[-1]] = copy.deepcopy(override.value)
-    return created
-
-
-def _limits(
-    task: TaskDocument, job: JobOptions, overrides: Sequence[Override]
-) -> tuple[Limits, list[Resolution]]:
-    limits = task.limits
-    rows = {
-        name: Resolution(f"/limits/{name}", "task.yaml" if name in task.limits_set else "default", value)
-        for name, value in asdict(limits).items()
-    }
-    for override in overrides:
-        if override.tokens[0] == "limits":
-            name = override.tokens[1]
-            before = getattr(task.limits, name)
-            _check_lower(name, before, override)
-            limits = replace(limits, **{name: override.value})
-            rows[name] = Resolution(
-                override.pointer, job.source_of(override), override.value, f"lowered from {before}"
-            )
-    return limits, list(rows.values())
-
-
-def _budget(job: JobOptions) -> tuple[Budget, list[Resolution]]:
-    """What one attempt may spend. It can change the outcome, so it is part of the digest."""
-    budget = Budget(job.max_cost_per_attempt, job.max_tokens_per_attempt)
-    fields = {"max_cost_usd": "max_cost_per_attempt", "max_tokens": "max_tokens_per_attempt"}
-    rows = [
-        Resolution(f"/budget/{name}", job.source(fields[name]), value)
-        for name, value in budget.as_dict().items()
-    ]
-    return budget, rows
-
-
-def _check_lower(name: str, before: int, override: Override) -> None:
-    value = override.value
-    unlimited = name.endswith("_seconds")  # there, 0 means no limit
-    ok = isinstance(value, int) and not isinstance(value, bool)
-    ok = ok and value >= (1 if name == "agent_concurrency" else 0)
-    if ok and unlimited:
-        ok = before == 0 or 0 < value <= before
-    elif ok:
-        ok = value <= before
-    if not ok:
-        shown = "no limit" if unlimited and before == 0 else str(before)
-        raise ConfigError(
-            "invalid_override",
-            f"a limit can only be lowered: the task has {shown}, found {value!r}",
-            file=override.option,
-            pointer=override.pointer,
         )
 
 

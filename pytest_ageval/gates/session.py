@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.collection import has_tasks
 from pytest_ageval.controller import EXIT_ERRORS, EXIT_FAILS
+from pytest_ageval.discovery import has_tasks
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.gates.rules import Decision, Gates, parse_alpha, parse_errors, parse_rate
 from pytest_ageval.options import resolve

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ageval import sequencer
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval.discovery import TASK_FILES
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.job import Job, run_id
 
