@@ -57,7 +57,7 @@ _MESSAGE_LIMIT = 64 * 1024
 #: Seconds in which a server must say that a worker has started.
 _START_SECONDS = 15.0
 
-#: Failures to fork after which workers are spawned, for the rest of the pool's life.
+#: Servers that could not fork a worker, in a row, after which none is asked to any more.
 _FAULTS = 3
 
 
@@ -75,7 +75,8 @@ class WorkerPool:
         self._retired: list[_Server] = []
         self._starting = asyncio.Lock()
         self._closed = False
-        self._faults = 0
+        #: Servers that could not fork, since a worker was forked last.
+        self._faulty: set[int] = set()
 
     async def start(self, spec: ScriptSpec, handler: Handler) -> Worker:
         """Start a worker and let it run; `handler` is called for each of its operations.
@@ -85,18 +86,17 @@ class WorkerPool:
         made.
         """
         fault: str | None = None
-        if spec.start == "fork" and self._faults < _FAULTS:
+        if spec.start == "fork" and len(self._faulty) < _FAULTS:
             try:
                 worker = await self._start_by("fork", spec, handler)
             except StartFailed as error:
                 # The script has not begun, so that nothing is repeated.
-                self._faults += 1
                 fault = str(error)
             else:
-                self._faults = 0
+                self._faulty.clear()
                 return worker
         elif spec.start == "fork":
-            fault = f"{_FAULTS} workers in a row could not be forked"
+            fault = f"{_FAULTS} servers in a row could not fork a worker"
         try:
             worker = await self._start_by("spawn", spec, handler)
         except StartFailed as error:
@@ -129,8 +129,10 @@ class WorkerPool:
                 server = self._servers[start] = _Server(asyncio.get_running_loop(), start)
         try:
             return await server.begin(spec, handler)
-        except ServerSilent:
-            if self._servers.get(start) is server:
+        except StartFailed as error:
+            if start == "fork":
+                self._faulty.add(server.pid)
+            if isinstance(error, ServerSilent) and self._servers.get(start) is server:
                 del self._servers[start]
                 self._retired.append(server)
             raise
