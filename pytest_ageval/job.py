@@ -400,6 +400,7 @@ class Job:
             keep_workspace=bool(self.option("keep_workspace")),
             keep_raw=bool(self.option("keep_raw")),
             trust_tasks=bool(self.option("trust_tasks")),
+            script_start=self.option("script_start") or "fork",
             hidden=(self.config.rootpath / ".env",),
             permission=self.options.policy,
             gateway="off" if self.options.gateway == "off" else "auto",

@@ -302,6 +302,12 @@ OPTIONS = (
     ),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
+    Option(
+        "script_start",
+        (),
+        "how run.py and evaluator.py start: forked from a warm process (default), or as new interpreters",
+        choices=("fork", "spawn"),
+    ),
     Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),
     Option(
         "export",

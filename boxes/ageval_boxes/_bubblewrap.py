@@ -6,6 +6,8 @@ ours: they see each other and nobody else, orphans are reaped, and killing that 
 the kernel kill every process of the box at once.
 """
 
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113
+
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -90,8 +92,11 @@ def _system() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _below(path: Path, parents: Sequence[Path]) -> bool:
-    return any(path == parent or parent in path.parents for parent in parents)
+# Paths are text in what follows: a box compares hundreds of them, which takes pathlib ten times as long.
+
+
+def _below(path: str, parents: Iterable[str]) -> bool:
+    return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
 
 
 def _is_dir(path: Path) -> bool:
@@ -102,58 +107,60 @@ def _is_dir(path: Path) -> bool:
         return False
 
 
-def _python_roots() -> list[Path]:
+@functools.cache
+def _python_roots() -> tuple[str, ...]:
     executable = Path(sys.executable).resolve()
-    return [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
+    return (sys.prefix, sys.base_prefix, str(executable.parent.parent))
 
 
-def _tool_root(entry: Path) -> Path:
+@functools.cache
+def _tool_root(text: str, home: Path) -> str:
     """What to bind for a PATH entry: ``<prefix>/bin`` needs ``<prefix>/lib``; ``~/.local`` is too much."""
-    home = Path.home()
+    entry = Path(text)
     prefix = entry.parent
     private = (home, home / ".local", Path("/"))
     if entry.name == "shims" and prefix not in private:
-        return prefix  # pyenv, rbenv, asdf, mise: a shim starts the manager that lies beside it
+        return str(prefix)  # pyenv, rbenv, asdf, mise: a shim starts the manager that lies beside it
     if entry.name == "bin" and _is_dir(prefix / "lib") and prefix not in private:
-        return prefix
-    return entry
+        return str(prefix)
+    return str(entry)
 
 
 class View:
     """Which host paths a box shows read-only, and which it hides although they lie under one of those."""
 
     def __init__(self, hidden: Sequence[Path], exposed: Sequence[Path] = ()) -> None:
-        known = {p for h in hidden for p in (h.absolute(), h.resolve()) if p != Path("/")}
+        places = map(os.fspath, hidden)
+        known = {p for h in places for p in (os.path.abspath(h), os.path.realpath(h)) if p != "/"}
         self._hidden = sorted(known)
-        self._system = [Path(name) for name in _SYSTEM]
-        self._bound: dict[Path, None] = {}
+        self._bound: dict[str, None] = {}
         for root in _python_roots():
             self._bind(root)
         path: list[str] = []
         for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
-            entry = Path(text)
-            if not text or not entry.is_absolute() or not _is_dir(entry):
+            entry = str(Path(text))
+            if not entry.startswith("/") or not os.path.isdir(entry):
                 continue
             if not self.shows(entry) and not self._hides(entry):
-                self._bind(_tool_root(entry))
+                self._bind(_tool_root(entry, Path.home()))
             if self.shows(entry):
                 path.append(text)
         self.path = os.pathsep.join(path) or os.defpath
         # A name server file is often a link to /run, which is not bound.
-        resolver = Path("/etc/resolv.conf").resolve()
-        if resolver.is_file():
+        resolver = os.path.realpath("/etc/resolv.conf")
+        if os.path.isfile(resolver):
             self._bind(resolver)
         for extra in exposed:
             self.expose(extra)
 
-    def shows(self, path: Path) -> bool:
+    def shows(self, path: str) -> bool:
         """`path` lies under something that is bound (it may still be hidden)."""
-        return _below(path, [*self._system, *self._bound])
+        return _below(path, _SYSTEM) or _below(path, self._bound)
 
-    def _hides(self, path: Path) -> bool:
-        return _below(path, self._hidden) or _below(path.resolve(), self._hidden)
+    def _hides(self, path: str) -> bool:
+        return _below(path, self._hidden) or _below(os.path.realpath(path), self._hidden)
 
-    def _bind(self, path: Path) -> None:
+    def _bind(self, path: str) -> None:
         if os.access(path, os.R_OK) and not self.shows(path):
             self._bound[path] = None
 
@@ -162,39 +169,41 @@ class View:
         path = path.expanduser().absolute()
         if not path.exists():
             raise BoxError("environment_expose_invalid", f"{path} does not exist on this machine")
-        if self._hides(path):
+        text = str(path)
+        if self._hides(text):
             raise BoxError("environment_expose_invalid", f"{path} is hidden from every box")
-        if path in (Path("/"), Path("/tmp")) or _below(path, [Path(p) for p in _OWN]):  # noqa: S108
+        if text in ("/", "/tmp") or _below(text, _OWN):  # noqa: S108
             raise BoxError("environment_expose_invalid", f"{path} cannot be shown in a box")
-        self._bind(path)
+        self._bind(text)
 
-    def _covers(self, path: Path) -> bool:
+    def _covers(self, path: str) -> bool:
         """`path` would be visible: what lies nearest above it is bound, not hidden."""
-        above = [p for p in [*self._system, *self._bound, *self._hidden] if p in path.parents]
-        return bool(above) and max(above, key=lambda p: len(p.parts)) not in self._hidden
+        above = [p for p in (*_SYSTEM, *self._bound, *self._hidden) if path.startswith(f"{p}/")]
+        return bool(above) and max(above, key=len) not in self._hidden
 
     def arguments(self, files: Path, tmp: Path, kernel: Sequence[str] = KERNEL) -> list[str]:
         """The mounts of a box whose files are `files` and whose /tmp is `tmp`, in bwrap's words."""
-        entries = [(path, ["--ro-bind", str(path), str(path)]) for path in self._bound]
+        entries = [(path, ["--ro-bind", path, path]) for path in self._bound]
         closed = ["--remount-ro", "/"]
         for path in self._hidden:
-            if not path.exists() or not self._covers(path):
+            if not self._covers(path) or not os.path.exists(path):
                 continue
-            if path.is_dir():
-                entries.append((path, ["--tmpfs", str(path)]))
-                closed += ["--remount-ro", str(path)]
+            if os.path.isdir(path):
+                entries.append((path, ["--tmpfs", path]))
+                closed += ["--remount-ro", path]
             else:
-                entries.append((path, ["--ro-bind", os.devnull, str(path)]))
-        entries.append((Path("/tmp"), ["--bind", str(tmp), "/tmp"]))  # noqa: S108
-        entries.append((Path("/var/tmp"), ["--bind", str(tmp), "/var/tmp"]))  # noqa: S108
+                entries.append((path, ["--ro-bind", os.devnull, path]))
+        entries.append(("/tmp", ["--bind", str(tmp), "/tmp"]))  # noqa: S108
+        entries.append(("/var/tmp", ["--bind", str(tmp), "/var/tmp"]))  # noqa: S108
         # One mount for each directory, as it is now: none can be renamed or replaced from inside, and
         # what comes later (gold) is not there for a process that was left running.
-        entries.append((Path("/attempt"), ["--tmpfs", "/attempt"]))
+        entries.append(("/attempt", ["--tmpfs", "/attempt"]))
         closed += ["--remount-ro", "/attempt"]
-        own = [Path("/attempt", e.name) for e in sorted(files.iterdir()) if not e.is_symlink()]
-        entries += [(inside, ["--bind", str(files / inside.name), str(inside)]) for inside in own]
+        with os.scandir(files) as found:
+            own = sorted((f"/attempt/{entry.name}", entry.path) for entry in found if not entry.is_symlink())
+        entries += [(inside, ["--bind", outside, inside]) for inside, outside in own]
         # Parents first, so that what is mounted deeper is what counts.
-        entries.sort(key=lambda entry: len(entry[0].parts))
+        entries.sort(key=lambda entry: entry[0].count("/"))
         mounts = [word for _path, words in entries for word in words]
         if os.geteuid() == 0:
             closed += [word for name in _MACHINE for word in ("--ro-bind-try", name, name)]

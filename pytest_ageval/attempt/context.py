@@ -42,7 +42,8 @@ class AttemptOptions:
     `keep_workspace` leaves the box's directories, `keep_raw` the vendors' own logs. `permission`
     answers agents that ask. `stall_seconds` is how long a provider that is down is waited for, in
     one invoke. `secret` looks up a credential by the name of its environment variable.
-    `trust_tasks` lets run.py and evaluator.py see all that the user does. `hidden` are further
+    `trust_tasks` lets run.py and evaluator.py see all that the user does. `script_start` is how their
+    processes start. `hidden` are further
     directories and files that a contained script does not see. `ledger` is what the whole run has spent,
     if it has a budget, and `prices` what models cost.
     directories and files that a contained script does not see. `gateway` is whether agents' model
@@ -58,6 +59,7 @@ class AttemptOptions:
     stall_seconds: float = 3600.0
     secret: Callable[[str], str | None] = field(default=lambda name: None)
     trust_tasks: bool = False
+    script_start: Literal["fork", "spawn"] = "fork"
     hidden: tuple[Path, ...] = ()
     ledger: Ledger | None = None
     prices: Prices = field(default_factory=Prices)

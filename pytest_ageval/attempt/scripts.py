@@ -38,7 +38,7 @@ async def start_run_script(attempt: Attempt, service: AgentService) -> Worker:
     if (mirror := mirror_of(attempt)) is not None:
         await mirror.pull()
     contained = await _contained(attempt)
-    return await pool().start(_spec(attempt, "run", Path("run.py"), "run", contained), service.handle)
+    return await _start(attempt, _spec(attempt, "run", Path("run.py"), "run", contained), service)
 
 
 async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> Any:
@@ -47,7 +47,7 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     script = Path(*module.split(".")).with_suffix(".py")
     service = AgentService(attempt, "evaluate", scoring_exec, judge_box)
     spec = _spec(attempt, "evaluate", script, function, await _contained(attempt), inputs)
-    worker = await pool().start(spec, service.handle)
+    worker = await _start(attempt, spec, service)
     try:
         waiting = asyncio.ensure_future(worker.wait())
         if not await attempt.clock.wait(waiting):
@@ -69,6 +69,13 @@ async def run_evaluator_script(attempt: Attempt, inputs: Mapping[str, Any]) -> A
     if fault is not None:
         raise fault
     return ended.value
+
+
+async def _start(attempt: Attempt, spec: ScriptSpec, service: AgentService) -> Worker:
+    worker = await pool().start(spec, service.handle)
+    if worker.fault is not None:
+        attempt.fact("task_script_not_forked", {"reason": worker.fault})
+    return worker
 
 
 async def _kill(worker: Worker, waiting: asyncio.Future[WorkerOutcome]) -> WorkerOutcome | None:
@@ -114,6 +121,7 @@ def _spec(
         contained=contained,
         hidden=(attempt.evidence.root.parent, *attempt.options.hidden),
         owner=_owner(attempt) if contained else None,
+        start=attempt.options.script_start,
     )
 
 

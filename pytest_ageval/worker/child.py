@@ -41,20 +41,25 @@ _WARM = (
 
 
 def warm_up() -> None:
-    """In the server: load what scripts need, give the SDK its second name, prepare for forking."""
+    """In the server: load what scripts need, prepare for forking."""
     for name in _WARM.split():
         importlib.import_module(name)
-    for name in [name for name in sys.modules if name.startswith("pytest_ageval.sdk")]:
-        alias = name.replace("pytest_ageval.sdk", "ageval_sdk", 1)
-        sys.modules[alias] = sys.modules[name]
+    name_sdk()
     # The collector's marks would otherwise copy every shared page into every worker.
     gc.collect()
     gc.disable()
     gc.freeze()
 
 
+def name_sdk() -> None:
+    """Give the SDK its second name, ``ageval_sdk``."""
+    for name in [name for name in sys.modules if name.startswith("pytest_ageval.sdk")]:
+        alias = name.replace("pytest_ageval.sdk", "ageval_sdk", 1)
+        sys.modules[alias] = sys.modules[name]
+
+
 def work(inherited: Inherited) -> NoReturn:
-    """In the forked worker: all of its life."""
+    """In the worker, forked or spawned: all of its life."""
     os.setsid()
     prctl.die_with_parent(inherited.server_pid)
     prctl.become_subreaper()

@@ -32,18 +32,20 @@ from pytest_ageval.worker.spec import COOKIE, ScriptSpec, WorkerOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_ageval.worker.server import Start
+
 __all__ = ["COOKIE", "ErrorInfo", "Handler", "ScriptSpec", "Worker", "WorkerOutcome", "WorkerPool"]
 
-#: Marks the fork server, and what its workers forked without starting a program.
+#: Marks the server, and what its workers forked without starting a program.
 SERVER_COOKIE = "AGEVAL_WORKER_SERVER"
 
 _BOOT = """\
 import json, sys
-control, parent, front, back = json.loads(sys.argv[1])
-sys.path[:0] = [path for path in front if path not in sys.path]
-sys.path += [path for path in back if path not in sys.path]
+found = json.loads(sys.argv[1])
+sys.path[:0] = [path for path in found[0] if path not in sys.path]
+sys.path += [path for path in found[1] if path not in sys.path]
 from pytest_ageval.worker.server import main
-main(control, parent)
+main(*found[2:])
 """
 
 #: Seconds for the fork server to end by itself when its socket is closed.
@@ -52,69 +54,111 @@ _CLOSE_SECONDS = 5.0
 _MESSAGE_LIMIT = 64 * 1024
 
 
-class WorkerPool:
-    """Starts workers, by way of one fork server that is itself started when it is first needed.
+#: Seconds in which a server must say that a worker has started.
+_START_SECONDS = 15.0
 
-    Make one for each process, and use it from one event loop. When the fork server dies, the workers
-    of that moment are lost, and the next `start` has a new one.
+#: Servers that could not fork a worker, in a row, after which none is asked to any more.
+_FAULTS = 3
+
+
+class WorkerPool:
+    """Starts workers, by way of a server that is itself started when it is first needed.
+
+    Make one for each process, and use it from one event loop. There is one server for each way to start
+    (`ScriptSpec.start`). When a server dies, the workers of that moment are lost, and the next `start`
+    has a new one.
     """
 
     def __init__(self) -> None:
-        self._server: _Server | None = None
+        self._servers: dict[Start, _Server] = {}
+        #: Servers that do not answer any more, and the workers that they still have.
+        self._retired: list[_Server] = []
         self._starting = asyncio.Lock()
         self._closed = False
+        #: Servers that could not fork, since a worker was forked last.
+        self._faulty: set[int] = set()
 
     async def start(self, spec: ScriptSpec, handler: Handler) -> Worker:
         """Start a worker and let it run; `handler` is called for each of its operations.
 
-        Raises AgevalError ``worker_start_failed`` when no worker can be had, and OSError when a file
-        for a stream cannot be made.
+        A worker that cannot be forked is spawned: `Worker.fault` then says why. Raises AgevalError
+        ``worker_start_failed`` when no worker can be had, and OSError when a file for a stream cannot be
+        made.
         """
-        try:
-            return await self._start_once(spec, handler)
-        except ServerLost:
-            # It died before the script began, so that nothing is repeated.
+        fault: str | None = None
+        if spec.start == "fork" and len(self._faulty) < _FAULTS:
             try:
-                return await self._start_once(spec, handler)
-            except ServerLost as error:
-                raise AgevalError("worker_start_failed", str(error)) from None
+                worker = await self._start_by("fork", spec, handler)
+            except StartFailed as error:
+                # The script has not begun, so that nothing is repeated.
+                fault = str(error)
+            else:
+                self._faulty.clear()
+                return worker
+        elif spec.start == "fork":
+            fault = f"{_FAULTS} servers in a row could not fork a worker"
+        try:
+            worker = await self._start_by("spawn", spec, handler)
+        except StartFailed as error:
+            raise AgevalError("worker_start_failed", str(error)) from None
+        worker.fault = fault
+        return worker
 
     async def close(self) -> None:
-        """Kill every worker, and end the fork server. Idempotent."""
+        """Kill every worker, and end the servers. Idempotent."""
         self._closed = True
         async with self._starting:
-            server, self._server = self._server, None
-        if server is not None:
+            servers = [*self._servers.values(), *self._retired]
+            self._servers.clear()
+            self._retired.clear()
+        for server in servers:
             await server.close()
 
     @property
     def server_pid(self) -> int | None:
-        """The pid of the fork server, when there is one."""
-        return None if self._server is None or self._server.lost else self._server.pid
+        """The pid of the server that forks, or of the one that spawns, when there is one."""
+        living = [self._servers[start] for start in sorted(self._servers) if not self._servers[start].lost]
+        return living[0].pid if living else None
 
-    async def _start_once(self, spec: ScriptSpec, handler: Handler) -> Worker:
+    async def _start_by(self, start: Start, spec: ScriptSpec, handler: Handler) -> Worker:
         async with self._starting:
             if self._closed:
                 raise AgevalError("worker_start_failed", "the worker pool is closed")
-            if self._server is None or self._server.lost:
-                self._server = _Server(asyncio.get_running_loop())
-            server = self._server
-        return await server.fork(spec, handler)
+            server = self._servers.get(start)
+            if server is None or server.lost:
+                server = self._servers[start] = _Server(asyncio.get_running_loop(), start)
+        try:
+            return await server.begin(spec, handler)
+        except StartFailed as error:
+            if start == "fork":
+                self._faulty.add(server.pid)
+            if isinstance(error, ServerSilent) and self._servers.get(start) is server:
+                del self._servers[start]
+                self._retired.append(server)
+            raise
 
 
-class ServerLost(Exception):
-    """The fork server is gone."""
+class StartFailed(Exception):
+    """The script has certainly not begun."""
+
+
+class ServerLost(StartFailed):
+    """The server is gone."""
+
+
+class ServerSilent(StartFailed):
+    """The server is there and does not answer."""
 
 
 class _Server:
-    """One fork server, and the workers that it has forked."""
+    """One server, and the workers that it has started."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, start: Start) -> None:
         self._loop = loop
         self._cookie = secrets.token_hex(16)
         self._count = 0
         self._started: dict[int, asyncio.Future[int]] = {}
-        #: Ends that were heard before `fork` had gone on from hearing of the start.
+        #: Ends that were heard before `begin` had gone on from hearing of the start.
         self._early: dict[int, dict[str, Any]] = {}
         self._workers: dict[int, Worker] = {}
         self._losing: asyncio.Task[None] | None = None
@@ -124,7 +168,7 @@ class _Server:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         with remote:
             self._process = subprocess.Popen(
-                _command(remote.fileno()),
+                _command(remote.fileno(), start),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -145,8 +189,8 @@ class _Server:
             SERVER_COOKIE: self._cookie,
         }
 
-    async def fork(self, spec: ScriptSpec, handler: Handler) -> Worker:
-        """Fork a worker for `spec`. Raises ServerLost when the script has certainly not begun."""
+    async def begin(self, spec: ScriptSpec, handler: Handler) -> Worker:
+        """Start a worker for `spec`. Raises StartFailed."""
         self._count += 1
         number = self._count
         started: asyncio.Future[int] = self._loop.create_future()
@@ -155,10 +199,13 @@ class _Server:
         try:
             with there:
                 await self._send_start(number, there, spec)
-            pid = await started
-        except BaseException:
-            # Its socket is closed, so a worker that was forked nevertheless ends at once.
+            pid = await asyncio.wait_for(started, _START_SECONDS)
+        except BaseException as error:
+            # Its socket is closed, so a worker that was started nevertheless ends at once.
             here.close()
+            if isinstance(error, TimeoutError):
+                silent = f"the server of the workers did not answer for {_START_SECONDS:g} s"
+                raise ServerSilent(silent) from None
             raise
         finally:
             self._started.pop(number, None)
@@ -234,12 +281,12 @@ class _Server:
         if message["event"] == "started":
             started.set_result(message["pid"])
         else:
-            started.set_exception(AgevalError("worker_start_failed", message["error"]))
+            started.set_exception(StartFailed(message["error"]))
 
     # -- the end ---------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """The fork server has died by itself, or another's hand."""
+        """The server has died by itself, or another's hand."""
         if self.lost:
             return
         self.lost = True
@@ -286,20 +333,20 @@ class _Server:
             await self._losing
 
     def _read_log(self) -> None:
-        """Keep what the fork server wrote before it died; nothing in the ordinary case."""
+        """Keep what the server wrote before it died; nothing in the ordinary case."""
         self._log.seek(0)
         text = self._log.read(8192).decode("utf-8", "replace").strip()
         self._log.close()
-        self._last_words = f"the fork server of the workers has died{': ' if text else ''}{text}"
+        self._last_words = f"the server of the workers has died{': ' if text else ''}{text}"
 
 
-def _command(control: int) -> list[str]:
+def _command(control: int, start: Start) -> list[str]:
     front = [path for path in _python_path() if path in sys.path]
     back = [path for path in [site.getusersitepackages()] if path in sys.path]
     options = ["-I", "-u", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
     # The package's own place comes last: it is there already but for unusual installations.
     back.append(str(Path(__file__).resolve().parents[2]))
-    arguments = json.dumps([control, os.getpid(), front, back])
+    arguments = json.dumps([front, back, control, os.getpid(), start])
     return [sys.executable, *options, "-c", _BOOT, arguments]
 
 

@@ -55,7 +55,9 @@ class Worker:
         self._results: list[dict[str, Any]] = []
         self._got_result = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
-        self._fault: BaseException | None = None
+        #: Why it was not forked although it should have been.
+        self.fault: str | None = None
+        self._broken: BaseException | None = None
         #: Its end is the parent's wish.
         self.kill_asked = False
         self._streams = [OutputFile(spec.stdout), OutputFile(spec.stderr)]
@@ -72,7 +74,7 @@ class Worker:
         self._outcome = asyncio.create_task(self._conclude())
 
     def ended(self, message: Mapping[str, Any] | None) -> None:
-        """The process has ended, says the fork server; None: nobody knows how. Called by the pool."""
+        """The process has ended, says the server; None: nobody knows how. Called by the pool."""
         if not self._end.done():
             self._end.set_result(message)
 
@@ -86,8 +88,8 @@ class Worker:
         May be called any number of times; cancelling the caller does not touch the worker.
         """
         outcome = await asyncio.shield(self._outcome)
-        if self._fault is not None:
-            raise self._fault
+        if self._broken is not None:
+            raise self._broken
         return outcome
 
     async def kill(self, grace: float = 1.0) -> list[str]:
@@ -102,7 +104,7 @@ class Worker:
             await self._ask_kill(grace)
         outcome = await asyncio.shield(self._outcome)
         if self.kill_asked:
-            # The fork server has ended everything below the worker. What is not below it any more
+            # The server has ended everything below the worker. What is not below it any more
             # can only have got out with the help of a privileged process; look all the same.
             mark = (COOKIE, self.cookie)
             return [*outcome.leftovers, *await asyncio.to_thread(_kill_marked, mark)]
@@ -142,8 +144,8 @@ class Worker:
         except ConnectionError:
             return  # the script ended without waiting for the answer
         except Exception as error:
-            if self._fault is None:
-                self._fault = error
+            if self._broken is None:
+                self._broken = error
             self.kill_asked = True
             await self._ask_kill(0.0)
 

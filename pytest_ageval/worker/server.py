@@ -1,8 +1,10 @@
-"""The fork server: a small warm interpreter that forks one clean worker for each script.
+"""The server: starts one clean worker for each script, and ends what the workers leave behind.
 
 Starting an interpreter and importing asyncio costs about fifty milliseconds of processor time;
-forking one that has done so costs one or two. The server runs no task code and has one thread, so
-every worker starts from the same clean state, and forking is safe.
+forking one that has done so costs one or two. So the server is such a warm interpreter. It runs no task
+code and has one thread: every worker starts from the same clean state, and forking is safe. Told to
+``spawn``, it starts a new interpreter for each worker instead, and is not warm itself; what the worker
+then does, and is, is the same.
 
 It is also the owner who ends what the workers start. Each worker is a *subreaper*: whatever it
 starts, in whatever session and with whatever environment, stays below it, and falls to the server
@@ -28,9 +30,12 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from pytest_ageval.worker import processes
+from pytest_ageval.worker import prctl, processes
+
+#: How workers start: forked from the warm server, or each as a new interpreter.
+Start = Literal["fork", "spawn"]
 
 #: Seconds between SIGTERM and SIGKILL for what a script left behind.
 LEFTOVER_GRACE = 0.3
@@ -48,6 +53,16 @@ _LEFTOVER_LIMIT = 50
 _BUSY, _IDLE = 0.01, 1.0
 
 _MESSAGE_LIMIT = 64 * 1024
+
+
+#: Where a new interpreter finds what a forked worker has already; its arguments are paths and an `Inherited`.
+_BOOT = """\
+import json, sys
+found = json.loads(sys.argv[1])
+sys.path[:] = found.pop()
+from pytest_ageval.worker.server import main_of_worker as main
+main(*found)
+"""
 
 
 class Inherited(NamedTuple):
@@ -74,9 +89,10 @@ class _Worker:
 class Server:
     """The loop. `serve` returns in the forked worker only; in the server it returns None at the end."""
 
-    def __init__(self, control: socket.socket, parent: int) -> None:
+    def __init__(self, control: socket.socket, parent: int, *, spawn: bool = False) -> None:
         self._control = control
         self._parent = parent
+        self._spawn = spawn
         self._pid = os.getpid()
         self._workers: dict[int, _Worker] = {}
         self._owner: dict[processes.Process, _Worker] = {}
@@ -142,7 +158,7 @@ class Server:
 
     def _start(self, number: int, descriptors: list[int]) -> Inherited | None:
         try:
-            pid = os.fork()
+            pid = _spawn(self._pid, descriptors) if self._spawn else os.fork()
         except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -240,6 +256,16 @@ class Server:
                 time.sleep(_BUSY)
 
 
+def _spawn(server: int, descriptors: list[int]) -> int:
+    """Start a new interpreter as a worker; its pid. It has the environment and the options of this one."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    options = ["-I", "-u", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
+    arguments = json.dumps([server, *descriptors, sys.path])
+    argv = [sys.executable, *options, "-c", _BOOT, arguments]
+    return os.posix_spawn(sys.executable, argv, os.environ)
+
+
 def _has_ended(pid: int) -> bool:
     # WNOWAIT leaves the zombie, so that its pid cannot be given to another process yet.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -260,26 +286,42 @@ def _guess_owner(pid: int, ended: list[_Worker]) -> _Worker:
     return ended[-1]
 
 
-def main(control: int, parent: int) -> NoReturn:
+def main(control: int, parent: int, start: Start = "fork") -> NoReturn:
     """Run the server on the descriptor `control` for the process `parent`; never returns.
 
     `sys.path` is what the workers will search after the task's own directories.
     """
-    # Imported here and not above: this is the warm state that every worker inherits.
-    from pytest_ageval.worker import child, prctl
-
     try:
         # A crashing script must not leave a core file in the workspace.
         _, most = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, most))
         prctl.become_subreaper()
-        child.warm_up()
-        inherited = Server(socket.socket(fileno=control), parent).serve()
+        if start == "fork":
+            # Imported here and not above: this is the warm state that every worker inherits.
+            from pytest_ageval.worker import child
+
+            child.warm_up()
+        inherited = Server(socket.socket(fileno=control), parent, spawn=start == "spawn").serve()
         if inherited is not None:
             child.work(inherited)
     except BaseException:
         # Ends here in a worker too: it must never run on as a second server.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(BROKEN)
+        _break()
     os._exit(0)
+
+
+def main_of_worker(server: int, channel: int, stdout: int, stderr: int) -> NoReturn:
+    """Be the worker that `server` has spawned; never returns."""
+    try:
+        from pytest_ageval.worker import child
+
+        child.name_sdk()
+        child.work(Inherited(server, channel, stdout, stderr))
+    except BaseException:
+        _break()
+
+
+def _break() -> NoReturn:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(BROKEN)

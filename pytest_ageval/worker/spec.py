@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_ageval.worker.protocol import ErrorInfo, Launch
+    from pytest_ageval.worker.server import Start
 
 #: Variable that marks every process that a worker starts; its value is random for each worker.
 COOKIE = "AGEVAL_WORKER_COOKIE"
@@ -29,6 +30,7 @@ class ScriptSpec:
     and ``scoring``, which the worker adds. `stdout` and `stderr` are files that are created.
     `contained`: the script sees what `view.plan` says, without `hidden`; else all that the user does.
     `owner` (user and group) has the files of the workspace, where that is not us: only root can say so.
+    `start`: the worker is forked from a warm interpreter, or is a new one.
     """
 
     kind: Literal["run", "evaluate"]
@@ -51,6 +53,7 @@ class ScriptSpec:
     contained: bool = False
     hidden: Sequence[Path] = ()
     owner: tuple[int, int] | None = None
+    start: Start = "fork"
 
     def environment(self, cookie: str) -> dict[str, str]:
         """The whole environment of the worker."""

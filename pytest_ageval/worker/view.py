@@ -1,5 +1,7 @@
 """What a task script sees of this machine. The parent plans it; the worker enters it (`namespace`)."""
 
+# ruff: noqa: PTH118, PTH120
+
 from __future__ import annotations
 
 import contextlib
@@ -60,6 +62,9 @@ def words(trusted: bool) -> str:
     return "task scripts contained" if reason is None else f"task scripts not contained ({reason})"
 
 
+# Paths are text in what follows: a plan compares hundreds of them, which takes pathlib ten times as long.
+
+
 def plan(spec: ScriptSpec) -> list[Step]:
     """The steps by which a worker takes the view of `spec`: places by depth, parents first.
 
@@ -70,12 +75,13 @@ def plan(spec: ScriptSpec) -> list[Step]:
     steps = list(_of_task(spec.kind, spec.task_root, spec.dataset_root, tuple(spec.hidden)))
     # The evaluator's gold is a copy of its own.
     own = (spec.workspace, spec.artifacts, spec.evaluation)
-    for path in dict.fromkeys(path.absolute() for path in own if path is not None):
+    for path in dict.fromkeys(str(path.absolute()) for path in own if path is not None):
         # Not resolved itself: what worked in the box may have put a link in its place.
-        real = _real(path.parent) / path.name
-        steps.append((len(real.parts), 2, ["rw", str(real), str(real)]))
+        parent, name = os.path.split(path)
+        real = os.path.join(_real(parent), name)
+        steps.append((_depth(real), 2, ["rw", real, real]))
         if path != real:
-            steps.append((len(path.parts), 3, ["link", str(path), str(real)]))
+            steps.append((_depth(path), 3, ["link", path, real]))
     owner = [] if spec.owner is None else [["own", *map(str, spec.owner)]]
     return [*owner, *(step for _, _, step in sorted(steps, key=lambda row: row[:2]))]
 
@@ -85,20 +91,17 @@ def _of_task(
     kind: str, task_root: Path, dataset_root: Path | None, hidden: tuple[Path, ...]
 ) -> tuple[tuple[int, int, Step], ...]:
     """The steps that all attempts at a task share, with their ranks. (Resolving paths takes time.)"""
-    temporary = {_real(path) for path in _TEMPORARY}
-    broad = {*_machine_hides(), *temporary}
+    temporary, broad = _temporary(), _broad()
     closed = broad | {_real(path) for path in (*_closed(kind, task_root, dataset_root), *hidden)}
     steps: list[tuple[int, int, Step]] = [
-        (len(path.parts), 0, ["tmp" if path in temporary else "hide", str(path), ""]) for path in closed
+        (_depth(path), 0, ["tmp" if path in temporary else "hide", path, ""]) for path in closed
     ]
-    own = [path.absolute() for path in (task_root, dataset_root) if path is not None]
-    shown = _shown(own, broad, closed)
-    steps += [(len(path.parts), 1, ["ro", str(path), str(path)]) for path in shown]
-    for path in (*own, *_machine_shows()):
+    own = [str(path.absolute()) for path in (task_root, dataset_root) if path is not None]
+    steps += [(_depth(path), 1, ["ro", path, path]) for path in _shown(own, closed)]
+    for path, real in (*((path, _real(path)) for path in own), *_machine_shows()):
         # What was reached by a link still is: a virtual environment, a data set.
-        real = _real(path)
         if path != real and _nearest(path, closed) is not None and not _holds(path, broad):
-            steps.append((len(path.parts), 3, ["link", str(path), str(real)]))
+            steps.append((_depth(path), 3, ["link", path, real]))
     return tuple(steps)
 
 
@@ -115,15 +118,21 @@ def _closed(kind: str, task_root: Path, dataset_root: Path | None) -> Iterator[P
 
 
 @functools.cache
-def _machine_hides() -> frozenset[Path]:
-    homes = [Path.home(), Path(pwd.getpwuid(os.geteuid()).pw_dir), *_PRIVATE]
-    found = {_real(path) for path in (*homes, Path(tempfile.gettempdir()), work_parent())}
-    return frozenset(found - {Path("/")})
+def _temporary() -> frozenset[str]:
+    return frozenset(_real(path) for path in _TEMPORARY)
 
 
 @functools.cache
-def _machine_shows() -> tuple[Path, ...]:
-    """What Python and the programs on PATH need, wherever it lies."""
+def _broad() -> frozenset[str]:
+    """What is empty in every view, but for single places."""
+    homes = [Path.home(), Path(pwd.getpwuid(os.geteuid()).pw_dir), *_PRIVATE]
+    found = {_real(path) for path in (*homes, Path(tempfile.gettempdir()), work_parent())}
+    return frozenset(found - {"/"}) | _temporary()
+
+
+@functools.cache
+def _machine_shows() -> tuple[tuple[str, str], ...]:
+    """What Python and the programs on PATH need, wherever it lies: as it is named, and where it really is."""
     executable = Path(sys.executable).resolve()
     found = [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
     found += [Path(text) for text in os.environ.get("PYTHONPATH", "").split(os.pathsep) if text]
@@ -134,7 +143,9 @@ def _machine_shows() -> tuple[Path, ...]:
         if text.startswith("/"):
             found.append(_tool_root(Path(text)))
     found.append(Path("/etc/resolv.conf").resolve())
-    return tuple(dict.fromkeys(path.absolute() for path in found if path.exists()))
+    return tuple(
+        (path, _real(path)) for path in dict.fromkeys(str(p.absolute()) for p in found if p.exists())
+    )
 
 
 def _installed_elsewhere(packages: Path) -> Iterator[Path]:
@@ -158,34 +169,47 @@ def _tool_root(entry: Path) -> Path:
     return prefix if whole and prefix not in (home, home / ".local") else entry
 
 
-def _shown(own: Sequence[Path], broad: AbstractSet[Path], closed: AbstractSet[Path]) -> list[Path]:
+def _shown(own: Sequence[str], closed: AbstractSet[str]) -> list[str]:
     """What is shown although it lies in a place of `closed`; no links."""
-    found: set[Path] = set()
-    for path in (*own, *_machine_shows()):
-        real = _real(path)
-        inner = _visible_entries(real) if path in own and _holds(real, broad) else ()
-        for target in map(_real, (real, *inner)):
-            if not _holds(target, broad) and _nearest(target, closed) is not None:
-                found.add(target)
+    broad = _broad()
+    targets = [real for _, real in _machine_shows()]
+    for path in own:
+        targets.append(real := _real(path))
+        if _holds(real, broad):
+            targets += map(_real, _visible_entries(real))
+    found = {path for path in targets if _nearest(path, closed) is not None and not _holds(path, broad)}
     # What lies in another one is shown with it.
     return [target for target in found if _nearest(target, closed | found) in closed]
 
 
-def _visible_entries(directory: Path) -> Iterator[Path]:
+def _visible_entries(directory: str) -> Iterator[str]:
     """Of a directory that is a home as well, or holds one: nothing with a dot."""
-    for entry in directory.iterdir():
-        if not entry.name.startswith("."):
-            yield entry
+    with os.scandir(directory) as found:
+        for entry in found:
+            if not entry.name.startswith("."):
+                yield entry.path
 
 
-def _holds(path: Path, places: AbstractSet[Path]) -> bool:
+def _holds(path: str, places: AbstractSet[str]) -> bool:
     """`path` is one of `places`, or above one."""
-    return any(path == place or path in place.parents for place in places)
+    if path in places:
+        return True
+    start = path if path.endswith("/") else f"{path}/"
+    return any(place.startswith(start) for place in places)
 
 
-def _nearest(path: Path, places: AbstractSet[Path]) -> Path | None:
-    return next((parent for parent in path.parents if parent in places), None)
+def _nearest(path: str, places: AbstractSet[str]) -> str | None:
+    """The place that lies above `path`, of several the deepest."""
+    while len(path) > 1:
+        path = os.path.dirname(path)
+        if path in places:
+            return path
+    return None
 
 
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+def _depth(path: str) -> int:
+    return path.count("/")
+
+
+def _real(path: str | Path) -> str:
+    return os.path.realpath(path)

@@ -310,3 +310,38 @@ def test_task_scripts_are_contained_unless_they_are_trusted(demo):
     found.assert_outcomes(passed=1)
     found.stdout.fnmatch_lines(["ageval: *; task scripts not contained (--trust-tasks); run *"])
     assert facts(demo)["task_script_not_contained"] == [{"reason": "trust_tasks"}] * 2
+
+
+STARTED = """
+import gc
+def evaluate(inputs):
+    return {"status": "PASS", "metrics": {"shared": int(gc.get_freeze_count() > 0)}}
+"""
+
+
+def test_task_scripts_are_forked_or_spawned(demo):
+    """Objects that do not change are shared with the warm process by forked scripts alone."""
+    demo.task("t", evaluator=STARTED)
+    for arguments, shared in (((), 1), (("--ageval-script-start=spawn",), 0)):
+        demo.pytest("datasets", *arguments).assert_outcomes(passed=1)
+        (result,) = demo.results()
+        assert result["metrics"]["shared"] == shared
+        assert "task_script_not_forked" not in facts(demo)
+        shutil.rmtree(demo.root / ".ageval")
+
+
+def test_scripts_that_cannot_be_forked_are_spawned(demo):
+    demo.pytester.makeconftest(
+        """
+        from pytest_ageval.worker import client
+        broken = "assert found[-1] == 'spawn', 'no warm start here'"
+        client._BOOT = client._BOOT.replace("main(*", f"{broken}\\nmain(*")
+        """
+    )
+    demo.task("t", evaluator=STARTED)
+    demo.pytest("datasets").assert_outcomes(passed=1)
+    (result,) = demo.results()
+    assert result["metrics"]["shared"] == 0
+    told = facts(demo)["task_script_not_forked"]
+    assert len(told) == 2
+    assert all("no warm start here" in row["reason"] for row in told)

@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (path / ".ssh").mkdir(parents=True)
     (path / ".ssh" / "id").write_text("the key")
     monkeypatch.setenv("HOME", str(path))
-    caches = (view._machine_hides, view._machine_shows, view._of_task)
+    caches = (view._temporary, view._broad, view._machine_shows, view._of_task)
     for cache in caches:
         cache.cache_clear()
     yield path
