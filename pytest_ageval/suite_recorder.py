@@ -121,8 +121,8 @@ class SuiteRecorder:
         data = getattr(report, "ageval", None)
         if data is not None:
             self._pending[report.nodeid] = data
-        elif report.skipped and report.when == "setup":
-            run.skipped(report.nodeid)
+        elif report.skipped and report.when == "setup" and not hasattr(report, "ageval_not_run"):
+            run.skipped(report.nodeid)  # what a budget left out is still to be run
         repeated = report.outcome == "rerun"  # type: ignore[comparison-overlap]
         if report.when == "teardown" or repeated:
             data = self._pending.pop(report.nodeid, None)
