@@ -80,6 +80,10 @@ class SuiteRecorder:
             self.problem = f"no suite run is recorded: {error.strerror or error}"
             return
         self.runs, self._homes, self._made = opened.runs, opened.homes, opened.made
+        if job.ledger is not None:
+            from pytest_ageval.suite.spending import spending
+
+            job.ledger.begin(spending(run.layout.root for run in opened.runs.values() if not run.is_new))
         distributed = self.config.pluginmanager.hasplugin("dsession")
         from pytest_ageval.suites import FILE
 

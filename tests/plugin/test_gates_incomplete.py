@@ -41,9 +41,7 @@ def test_what_a_budget_left_out_is_missing(demo: DataSet, capsys: pytest.Capture
         (root,) = suite_roots(demo)
         assert main(["gate", str(root), "--fail-under", "1"]) == EXIT_GATES
         out = capsys.readouterr().out
-        assert (
-            f"gate complete: FAILED: suite {root.name} is incomplete: 2 of 3 slots have no result" in out
-        )
+        assert f"gate complete: FAILED: suite {root.name} is incomplete: 2 of 3 slots have no result" in out
         allowed = demo.pytest("--resume", "--max-tokens", "1", "--fail-under", "1", "--allow-incomplete")
         assert allowed.ret == 0
         assert gates(allowed)[0] == "gate complete: not judged: 1 of 3 attempts were made"
