@@ -34,7 +34,8 @@ def lines(
     names = list(dict.fromkeys(run.header.suite_run_id for run in runs))
     if any(run.done < run.total for run in runs):
         controller = config.pluginmanager.getplugin("ageval-controller")
-        budget = ", with a budget above what is spent" if controller is not None and controller.not_run else ""
+        left_out = controller is not None and controller.not_run
+        budget = ", with a budget above what is spent" if left_out else ""
         yield f"go on with it{budget}: {_command(config, names)}"
     if any(row.status == "ERROR" for run in runs for row in run.rows.values()):
         yield f"its errors once more: {_command(config, names, '--retry-errors')}"
