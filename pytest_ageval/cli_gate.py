@@ -12,7 +12,10 @@ from pytest_ageval.errors import AgevalError, ConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from pytest_ageval.gates.rules import Gates
+    from pytest_ageval.compare.sides import Side
+    from pytest_ageval.gates.rules import Decision, Gates
+
+NOT_COMPLETE = "the suite run is not complete; judge it all the same with --allow-incomplete"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +30,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write-baseline", type=Path, metavar="FILE", help="keep this suite run as a baseline"
     )
+    parser.add_argument(
+        "--allow-incomplete",
+        action="store_true",
+        help="judge a suite run, or a baseline, of which not every slot has settled",
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
 
 
 def gate(options: argparse.Namespace) -> int:
-    """Print a line for each decision. Exit code 0: all gates passed; 10: one did not."""
+    """Print a line for each decision. Exit code 0: all gates passed; 10: one did not.
+
+    A suite run that is not complete is not judged, and that is no success either.
+    """
     from pytest_ageval.gates.session import EXIT_GATES
 
     try:
@@ -54,16 +65,32 @@ def _judge(options: argparse.Namespace) -> bool:
             "invalid_option", "name a gate: --fail-under, --max-errors, --baseline (or --write-baseline)"
         )
     side = read_side(find(options.suite, options.evidence), options.suite)
-    found = gates.judge(side.with_whole_paths()) if gates else []
+    kept = None
+    if options.write_baseline is not None:
+        kept = baseline.of_side(side, allow_incomplete=options.allow_incomplete)
+    found = _decisions(gates, side, allow_incomplete=options.allow_incomplete)
     if options.format == "json":
         say(json.dumps([decision._asdict() for decision in found], indent=2, ensure_ascii=False))
     else:
         for decision in found:
             say(decision.line)
-    if options.write_baseline is not None:
-        kept = baseline.of_rows(side.suite_run_id, side.rows, side.attempt_dir)
+    if kept is not None:
         baseline.write(options.write_baseline, kept)
     return all(decision.passed is not False for decision in found)
+
+
+def _decisions(gates: Gates, side: Side, *, allow_incomplete: bool) -> list[Decision]:
+    """What the gates say; of a suite run that is not complete, that it is not."""
+    from pytest_ageval.gates.rules import Decision
+
+    if not gates:
+        return []
+    found: list[Decision] = []
+    if not side.completeness.whole:
+        found.append(Decision("complete", None if allow_incomplete else False, side.completeness.words))
+        if not allow_incomplete:
+            return [*found, *(Decision(name, None, NOT_COMPLETE) for name in gates.names())]
+    return [*found, *gates.judge(side.with_whole_paths())]
 
 
 def _gates(options: argparse.Namespace) -> Gates:
@@ -76,6 +103,8 @@ def _gates(options: argparse.Namespace) -> Gates:
     return Gates(
         None if options.fail_under is None else parse_rate(options.fail_under),
         None if options.max_errors is None else parse_errors(options.max_errors),
-        None if options.baseline is None else baseline.load(options.baseline, options.evidence),
+        None
+        if options.baseline is None
+        else baseline.load(options.baseline, options.evidence, allow_incomplete=options.allow_incomplete),
         parse_alpha(options.baseline_alpha),
     )

@@ -145,6 +145,19 @@ class Job:
         check_budget("--max-tokens", budget.max_tokens)
         return Ledger(running_dir(self.config) / "ledger", budget) if budget else None
 
+    def _ledger_of(self, dataset_root: Path) -> Ledger | None:
+        """Where the calls of an attempt are counted: for the run's budget, and in its suite run."""
+        from pytest_ageval.accounting import Account, Budget, Ledger
+        from pytest_ageval.suite.places import SuiteLayout
+
+        place = self.suites.of(dataset_root)
+        if place is None:
+            return self.ledger
+        record = Account(SuiteLayout(place.root).spent)
+        if self.ledger is not None:
+            return self.ledger.recorded_in(record)
+        return Ledger(running_dir(self.config) / "ledger", Budget(), record)
+
     def budget_used_up(self) -> str | None:
         """Why no further attempt may begin; None while the run's budget lasts."""
         found = None if self.ledger is None else self.ledger.exhausted()
@@ -408,7 +421,7 @@ class Job:
             replay=self.place("replay"),
             export=self.option("export"),
             secret=lambda name: resolve_secret(name, dataset),
-            ledger=self.ledger,
+            ledger=self._ledger_of(root),
             prices=self.prices,
             checkpoints=self.option("checkpoints") or "step",
         )

@@ -253,6 +253,12 @@ OPTIONS = (
         metavar="P",
     ),
     Option(
+        "allow_incomplete",
+        ("--allow-incomplete",),
+        "gates: judge a run, or a baseline, of which not every attempt was made",
+        "flag",
+    ),
+    Option(
         "known_failures",
         ("--known-failures",),
         "file with the tasks that agents are known to FAIL",

@@ -80,6 +80,10 @@ class SuiteRecorder:
             self.problem = f"no suite run is recorded: {error.strerror or error}"
             return
         self.runs, self._homes, self._made = opened.runs, opened.homes, opened.made
+        if job.ledger is not None:
+            from pytest_ageval.suite.spending import spending
+
+            job.ledger.begin(spending(run.layout.root for run in opened.runs.values() if not run.is_new))
         distributed = self.config.pluginmanager.hasplugin("dsession")
         from pytest_ageval.suites import FILE
 
@@ -121,8 +125,8 @@ class SuiteRecorder:
         data = getattr(report, "ageval", None)
         if data is not None:
             self._pending[report.nodeid] = data
-        elif report.skipped and report.when == "setup":
-            run.skipped(report.nodeid)
+        elif report.skipped and report.when == "setup" and not hasattr(report, "ageval_not_run"):
+            run.skipped(report.nodeid)  # what a budget left out is still to be run
         repeated = report.outcome == "rerun"  # type: ignore[comparison-overlap]
         if report.when == "teardown" or repeated:
             data = self._pending.pop(report.nodeid, None)

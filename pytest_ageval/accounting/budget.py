@@ -21,7 +21,7 @@ from pytest_ageval.report.numbers import dollars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Bytes of the file of a `Ledger`: it is written whole, in one call, so that a killed process tears nothing.
+#: Bytes of the file of an `Account`: it is written whole, in one call: a killed process tears nothing.
 RECORD = 512
 
 
@@ -56,6 +56,15 @@ class Spent:
     unknown_cost: int = 0
     unknown_tokens: int = 0
 
+    def without(self, other: Spent) -> Spent:
+        """What is left when `other` is taken away, as far as it is there."""
+        return Spent(
+            **{
+                each.name: max(getattr(self, each.name) - getattr(other, each.name), 0)
+                for each in fields(self)
+            }
+        )
+
     def plus(self, other: Spent) -> Spent:
         """The sum of both."""
         return Spent(
@@ -77,15 +86,14 @@ class Spent:
         return f"{self.tokens} of {budget.max_tokens} tokens"
 
 
-class Ledger:
-    """What a whole run has spent, in a file that all processes of the run share.
+class Account:
+    """A sum of what was spent, in a file that several processes share.
 
     The directory is made when the first thing is spent. Every method may be called from any thread.
     """
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.budget = budget
 
     def spent(self) -> Spent:
         """The sum so far."""
@@ -103,12 +111,6 @@ class Ledger:
             os.pwrite(descriptor, json.dumps(asdict(total)).encode().ljust(RECORD), 0)
             return total
 
-    def exhausted(self) -> tuple[str, str] | None:
-        """The limit that is used up, and how far in words; None while there is some left."""
-        spent = self.spent()
-        limit = spent.exhausted(self.budget)
-        return None if limit is None else (limit, spent.words(limit, self.budget))
-
     @contextlib.contextmanager
     def _locked(self, flags: int, lock: int) -> Iterator[int]:
         descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
@@ -117,6 +119,56 @@ class Ledger:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+class Ledger:
+    """What may still be spent: the account of a run with its budget, and what is to outlast the run.
+
+    `before` is what earlier sessions of the suite runs had spent that the run goes on with; it is a part of
+    the account. `record` is an account of one suite run, which is kept with or without a budget, so that a
+    later session knows it.
+    """
+
+    def __init__(self, path: Path, budget: Budget, record: Account | None = None) -> None:
+        self.budget = budget
+        self.before = Spent()
+        self._account = Account(path)
+        self._record = record
+
+    @property
+    def path(self) -> Path:
+        """The file of the run's account."""
+        return self._account.path
+
+    def recorded_in(self, record: Account | None) -> Ledger:
+        """The same account, for calls that count in `record` too."""
+        return Ledger(self._account.path, self.budget, record)
+
+    def begin(self, before: Spent) -> None:
+        """The run goes on with what earlier sessions have spent `before`. Once, before the first call."""
+        self.before = before
+        if before != Spent():
+            self._account.add(before)
+
+    def spent(self) -> Spent:
+        """The sum so far."""
+        return self._account.spent()
+
+    def add(self, spent: Spent) -> None:
+        """Add to the sum."""
+        if self.budget:
+            self._account.add(spent)
+        if self._record is not None:
+            with contextlib.suppress(OSError):  # the suite run says itself that it cannot be written
+                self._record.add(spent)
+
+    def exhausted(self) -> tuple[str, str] | None:
+        """The limit that is used up, and how far in words; None while there is some left."""
+        if not self.budget:
+            return None
+        spent = self.spent()
+        limit = spent.exhausted(self.budget)
+        return None if limit is None else (limit, spent.words(limit, self.budget))
 
 
 def _read(descriptor: int) -> Spent:

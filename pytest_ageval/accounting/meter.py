@@ -66,13 +66,13 @@ class Meter:
         cost = self.budget.max_cost_usd is not None and spent.unknown_cost > 0
         return cost or (self.budget.max_tokens is not None and spent.unknown_tokens > 0)
 
-    def charge(self, row: dict[str, Any], surface: Literal["run", "evaluate"]) -> None:
-        """Count a call, from its usage with its cost (see `Prices.row`)."""
-        spent = spent_of(row)
+    def charge(self, spent: Spent, surface: Literal["run", "evaluate"], paid: Spent | None = None) -> None:
+        """Count a call (see `spent_of`). The run has `paid` so much of it in an earlier session."""
         if surface == "run":
             self.tally.add(spent)
-        if self.ledger is not None:
-            self.ledger.add(spent)
+        new = spent if paid is None else spent.without(paid)
+        if self.ledger is not None and new != Spent():
+            self.ledger.add(new)
 
     def row(self, usage: Usage, model: str | None, base_url: str | None) -> dict[str, Any]:
         """See `Prices.row`."""
@@ -112,7 +112,13 @@ class CallMeter:
         #: The last refusal of the try that runs.
         self.refused: Refusal | None = None
         self._counted: list[Usage] = []
+        self._paid = Spent()
         self._lock = threading.Lock()
+
+    def replays(self, usages: Iterable[Usage]) -> None:
+        """Calls that another process made and paid for will be told once more, before any other."""
+        for usage in usages:
+            self._paid = self._paid.plus(spent_of(self.meter.row(usage, self.model, self.base_url)))
 
     def refuse(self) -> str | None:
         """`Session.refuse_call`."""
@@ -126,7 +132,13 @@ class CallMeter:
         """`Session.called`."""
         with self._lock:
             self._counted.append(usage)
-        self.meter.charge(self.meter.row(usage, self.model, self.base_url), self.surface)
+        self._charge(self.meter.row(usage, self.model, self.base_url))
+
+    def _charge(self, row: dict[str, Any]) -> None:
+        spent = spent_of(row)
+        with self._lock:
+            paid, self._paid = self._paid, self._paid.without(spent)
+        self.meter.charge(spent, self.surface, paid)
 
     def begin(self) -> None:
         """A try begins."""
@@ -147,8 +159,7 @@ class CallMeter:
             usage = rest
         elif not answered and usage.unavailable == "not_reported" and not _known(usage):
             return
-        row = self.meter.row(usage, model or self.model, self.base_url)
-        self.meter.charge(row, self.surface)
+        self._charge(self.meter.row(usage, model or self.model, self.base_url))
 
 
 def _known(usage: Usage) -> bool:

@@ -12,6 +12,7 @@ from pytest_ageval.stats.tally import TaskKey, tally
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pytest_ageval.compare.sides import Side
     from pytest_ageval.stats.paired import Alternative, PValue
@@ -36,9 +37,19 @@ def report(sides: Sequence[Side], *, alpha: float = 0.05, all_pairs: bool = Fals
     return {
         "format": FORMAT,
         "alpha": alpha,
+        "incomplete": incomplete(sides),
         "sides": [_side(side) for side in sides],
         "comparisons": comparisons,
     }
+
+
+def incomplete(sides: Sequence[Side]) -> list[str]:
+    """A sentence for each suite run that is not complete, with the labels of its sides."""
+    labels: dict[Path, list[str]] = {}
+    for side in sides:
+        labels.setdefault(side.root, []).append(side.label)
+    found = {side.root: side.completeness for side in sides if not side.completeness.whole}
+    return [f"{', '.join(labels[root])}: {each.words}" for root, each in found.items()]
 
 
 def _side(side: Side) -> Row:
@@ -47,6 +58,7 @@ def _side(side: Side) -> Row:
         "suite_run_id": side.suite_run_id,
         "path": str(side.root),
         "dataset_version": side.dataset_version,
+        "completeness": side.completeness.as_dict(),
         "datasets": sorted({row.dataset_id for row in side.rows if row.dataset_id}),
         "configuration": {name: side.values(name) for name in DIMENSIONS},
         "figures": figures(side.rows),
@@ -163,6 +175,8 @@ def warnings(first: Side, second: Side, pairs: Sequence[Pair], *, by_name: bool)
     if unknown:
         found.append(f"{_some(unknown)}: not known whether the files of the task are the same on both sides")
     for side in (first, second):
+        if not side.completeness.whole:
+            found.append(f"{side.label} is not complete: {side.completeness.words}")
         mixed = [name for name in DIMENSIONS if name != "variant" and len(side.values(name)) > 1]
         if mixed:
             found.append(f"{side.label} mixes attempts of different {', '.join(mixed)}")

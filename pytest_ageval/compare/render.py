@@ -135,7 +135,9 @@ def _changed(row: Mapping[str, Any]) -> str:
 
 def text(report: Row) -> str:
     """For a terminal."""
-    lines = list(aligned(figure_table(report["sides"])))
+    lines = [f"INCOMPLETE: {each}" for each in report.get("incomplete", ())]
+    lines += ["These figures are not those of the whole suite run.", ""] if lines else []
+    lines += aligned(figure_table(report["sides"]))
     lines += [
         f"flaky in {side['label']}: {_listed(side['figures']['flaky'])}"
         for side in report["sides"]
@@ -163,6 +165,8 @@ def _listed(names: Sequence[str]) -> str:
 def markdown(report: Row) -> str:
     """For a comment or a summary: tables, and lists that open on a click."""
     lines: list[str] = []
+    for each in report.get("incomplete", ()):
+        lines += ["> [!WARNING]", f"> **Incomplete**: {escaped(each)}", ""]
     for row in report["comparisons"]:
         lines += [f"**{escaped(headline(row))}**", ""]
         for title, names in details(row):

@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.evidence.files import read_document
+from pytest_ageval.suite.completeness import Completeness, completeness, of_foreign
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout
 from pytest_ageval.suite.record import Settled, read_suite
 
@@ -27,13 +28,17 @@ FOREIGN = "ageval.suite.summary/1"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Attempts that are counted together. `root` is the suite run's directory."""
+    """Attempts that are counted together. `root` is the suite run's directory.
+
+    `completeness` is that of the whole suite run, also where the side is a part of it.
+    """
 
     label: str
     root: Path
     suite_run_id: str
     dataset_version: str | None
     rows: list[Settled] = field(repr=False)
+    completeness: Completeness = field(repr=False, default=Completeness(""))
 
     def values(self, name: Dimension) -> list[str]:
         """The different values of a field among the attempts."""
@@ -131,16 +136,13 @@ def read_side(path: Path, label: str) -> Side:
     if foreign is None:
         suite = read_suite(path)
         header = suite.header
-        return Side(label, path, header.suite_run_id, header.dataset_version, suite.rows)
+        whole = completeness(suite)
+        return Side(label, path, header.suite_run_id, header.dataset_version, suite.rows, whole)
     rows = [_foreign_row(row, foreign, layout) for row in foreign.get("attempts") or () if _counts(row)]
     version = foreign.get("dataset_version")
-    return Side(
-        label,
-        path,
-        str(foreign.get("suite_run_id") or path.name),
-        None if version is None else str(version),
-        rows,
-    )
+    name = str(foreign.get("suite_run_id") or path.name)
+    whole = of_foreign(foreign, name)
+    return Side(label, path, name, None if version is None else str(version), rows, whole)
 
 
 def _foreign(path: Path) -> dict[str, Any] | None:
@@ -200,7 +202,7 @@ def divide(side: Side, by: Dimension) -> list[Side]:
             f"all attempts of {side.suite_run_id} have the same {by} ({value}); there is nothing to compare",
         )
     return [
-        Side(value, side.root, side.suite_run_id, side.dataset_version, rows)
+        Side(value, side.root, side.suite_run_id, side.dataset_version, rows, side.completeness)
         for value, rows in sorted(found.items())
     ]
 

@@ -61,17 +61,21 @@ def interrupted() -> AgentResult:
     )
 
 
+def usage_of(payload: Mapping[str, Any]) -> Usage:
+    """The usage in a line of the step log."""
+    known = {each.name for each in fields(Usage)}
+    return Usage(**{name: value for name, value in (payload.get("usage") or {}).items() if name in known})
+
+
 def result_of(payload: Mapping[str, Any]) -> AgentResult:
     """The result of an invoke, from the end of it in the step log."""
-    known = {each.name for each in fields(Usage)}
-    usage = {name: value for name, value in (payload.get("usage") or {}).items() if name in known}
     calls = [ToolCall(row["id"], row["name"], row["arguments"]) for row in payload.get("tool_calls") or ()]
     return AgentResult(
         text=payload.get("text") or "",
         ok=bool(payload.get("ok")),
         error=payload.get("error"),
         tool_calls=calls,
-        usage=Usage(**usage),
+        usage=usage_of(payload),
         stop_reason=payload.get("stop_reason"),
         status=payload.get("status") or "unknown",
         model=payload.get("model"),

@@ -18,6 +18,7 @@ from pytest_ageval.stats.tally import Tally, TaskKey, tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pytest_ageval.compare.sides import Side
     from pytest_ageval.suite.record import Settled
 
 FORMAT: Literal["ageval.baseline/1"] = "ageval.baseline/1"
@@ -50,22 +51,33 @@ class GroupRow(msgspec.Struct, forbid_unknown_fields=True):
         return (self.dataset, self.agent, self.model, self.effort, self.box)
 
 
-class BaselineFile(msgspec.Struct, forbid_unknown_fields=True):
+class BaselineFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A baseline that can be kept beside the data set."""
 
     format: Literal["ageval.baseline/1"]
     suite_run_id: str
     created_at: str
     groups: list[GroupRow]
+    #: Slots of the suite run that had no result when this was written, which somebody had allowed.
+    missing: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Earlier attempts by group and task. `contents` are digests of tasks' files, where they are known."""
+    """Earlier attempts by group and task. `contents` are digests of tasks' files, where they are known.
+
+    `missing` slots of the suite run had no result.
+    """
 
     name: str
     tallies: Mapping[Group, Mapping[TaskKey, Tally]]
     contents: Mapping[Group, Mapping[str, str]] = field(default_factory=dict)
+    missing: int = 0
+
+    @property
+    def title(self) -> str:
+        """Its name, with what is missing of it."""
+        return f"{self.name} (incomplete, {self.missing} without a result)" if self.missing else self.name
 
     def judge(self, rows: Sequence[Settled], alpha: float) -> list[Decision]:
         """For each group of the run: is it significantly worse? Several are adjusted after Holm."""
@@ -86,26 +98,41 @@ class Baseline:
         return here[0] if len(here) == len(there) == 1 else None
 
 
-def load(name: str, evidence: Path | None = None) -> Baseline:
+def load(name: str, evidence: Path | None = None, *, allow_incomplete: bool = False) -> Baseline:
     """The baseline in a file, or the suite run that `name` names (as for ``pytest-ageval compare``).
 
-    Raises ConfigError ``baseline_invalid``, ``suite_not_found`` and so on.
+    Raises ConfigError ``baseline_invalid``, ``suite_not_found``, ``suite_incomplete`` and so on.
     """
     path = Path(name).expanduser()
     if path.is_file() and path.name not in ("suite.json", "summary.json", "attempts.jsonl"):
         return _from_file(path)
     root = find(name, evidence)
-    side = read_side(root, name)
-    return of_rows(side.suite_run_id, side.rows, side.attempt_dir)
+    return of_side(read_side(root, name), allow_incomplete=allow_incomplete)
 
 
-def of_rows(name: str, rows: Sequence[Settled], where: Callable[[Settled], Path | None]) -> Baseline:
+def of_side(side: Side, *, allow_incomplete: bool = False) -> Baseline:
+    """What counts of a suite run. Raises ConfigError ``suite_incomplete``."""
+    whole = side.completeness
+    if not whole.whole and not allow_incomplete:
+        raise ConfigError(
+            "suite_incomplete",
+            f"a suite run that is not complete is no baseline: {whole.words}",
+            hint="go on with it (--resume), or accept it as it is with --allow-incomplete",
+        )
+    missing = len(whole.missing) + len(whole.unsettled)
+    return of_rows(side.suite_run_id, side.rows, side.attempt_dir, missing)
+
+
+def of_rows(
+    name: str, rows: Sequence[Settled], where: Callable[[Settled], Path | None], missing: int = 0
+) -> Baseline:
     """What counts of `rows`; `where` gives the directory of an attempt's evidence."""
     found = judged_groups(rows)
     return Baseline(
         name,
         {group: tally(some) for group, some in found.items()},
         {group: digests(some, where) for group, some in found.items()},
+        missing,
     )
 
 
@@ -129,7 +156,7 @@ def _from_file(path: Path) -> Baseline:
             for task, row in group.tasks.items()
         }
         known[group.key] = {task: row.content for task, row in group.tasks.items() if row.content}
-    return Baseline(path.name, tallies, known)
+    return Baseline(path.name, tallies, known, document.missing)
 
 
 def write(path: Path, baseline: Baseline) -> None:
@@ -149,5 +176,5 @@ def write(path: Path, baseline: Baseline) -> None:
         )
         for group, tasks in sorted(baseline.tallies.items())
     ]
-    document = BaselineFile(FORMAT, baseline.name, now(), found)
+    document = BaselineFile(FORMAT, baseline.name, now(), found, baseline.missing)
     write_atomic(path, document_bytes(json.loads(msgspec.json.encode(document))))

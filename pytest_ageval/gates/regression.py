@@ -31,6 +31,7 @@ class _Measured(NamedTuple):
     before: float
     after: float
     left_out: list[str]
+    baseline: Baseline
 
 
 def judge(baseline: Baseline, rows: Sequence[Settled], alpha: float) -> list[Decision]:
@@ -51,14 +52,14 @@ def judge(baseline: Baseline, rows: Sequence[Settled], alpha: float) -> list[Dec
             measured.append(result)
     if not measured:
         why = "; ".join(each.why for each in unjudged) or "there is no attempt"
-        return [Decision(GATE, False, f"nothing can be compared with {baseline.name}: {why}")]
+        return [Decision(GATE, False, f"nothing can be compared with {baseline.title}: {why}")]
     adjusted = holm([each.p for each in measured])
     return [*(_decide(each, p, alpha) for each, p in zip(measured, adjusted, strict=True)), *unjudged]
 
 
 def _unknown(baseline: Baseline, group: Group) -> str:
     known = "; ".join(map(group_name, baseline.tallies)) or "nothing"
-    return f"{group_name(group)}: {baseline.name} has {known}"
+    return f"{group_name(group)}: {baseline.title} has {known}"
 
 
 def _measure(baseline: Baseline, group: Group, other: Group, rows: Sequence[Settled]) -> _Measured | str:
@@ -70,13 +71,13 @@ def _measure(baseline: Baseline, group: Group, other: Group, rows: Sequence[Sett
     found = difference([b.rate - a.rate for _, a, b in same])
     if found is None:
         files = f"; the files of {len(changed)} tasks have changed" if changed else ""
-        return f"{group_name(group)}: no task has a verdict here and in {baseline.name}{files}"
+        return f"{group_name(group)}: no task has a verdict here and in {baseline.title}{files}"
     tested = paired_test(same, "less")
     left_out = [f"{len(pairs) - len(same) - len(changed)} tasks without a verdict"]
     left_out = left_out if len(pairs) - len(same) - len(changed) > 0 else []
     left_out += [f"{len(changed)} tasks whose files have changed"] if changed else []
     before, after = pass_rate(a for _, a, _ in same), pass_rate(b for _, _, b in same)
-    return _Measured(group, found, tested.p, tested.method, before or 0.0, after or 0.0, left_out)
+    return _Measured(group, found, tested.p, tested.method, before or 0.0, after or 0.0, left_out, baseline)
 
 
 def _directory(row: Settled) -> Path | None:
@@ -88,11 +89,12 @@ def _decide(each: _Measured, p: float, alpha: float) -> Decision:
     found = each.found
     worse = p < alpha and found.value < 0
     left_out = f"; left out: {', '.join(each.left_out)}" if each.left_out else ""
+    missing = f"; the baseline is {each.baseline.title}" if each.baseline.missing else ""
     drop = f"{100 * detectable(found.se, alpha, sides=1):.1f} points"
     why = (
         f"{group_name(each.group)}: {each.after:.1%} after {each.before:.1%} on {found.tasks} tasks, "
         f"{points(found.value)} points [{points(found.low)}, {points(found.high)}]; one-sided p = {p:.3g} "
         f"({METHODS[each.method]}), level {alpha:g}; a drop of {drop} "
-        f"would be found with 80 % power{left_out}"
+        f"would be found with 80 % power{left_out}{missing}"
     )
     return Decision(GATE, not worse, why)

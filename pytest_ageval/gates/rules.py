@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
     @property
     def line(self) -> str:
-        """``gate fail-under: FAILED: ...``."""
+        """``gate fail-under: FAILED: ...``; what could not be judged did not pass."""
         word = {True: "passed", False: "FAILED", None: "not judged"}[self.passed]
         return f"gate {self.gate}: {word}: {self.why}"
 

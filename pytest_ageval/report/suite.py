@@ -33,7 +33,10 @@ def lines(
             yield f"suite {run.header.suite_run_id}: could not be written in full: {run.problem}"
     names = list(dict.fromkeys(run.header.suite_run_id for run in runs))
     if any(run.done < run.total for run in runs):
-        yield f"go on with it: {_command(config, names)}"
+        controller = config.pluginmanager.getplugin("ageval-controller")
+        left_out = controller is not None and controller.not_run
+        budget = ", with a budget above what is spent" if left_out else ""
+        yield f"go on with it{budget}: {_command(config, names)}"
     if any(row.status == "ERROR" for run in runs for row in run.rows.values()):
         yield f"its errors once more: {_command(config, names, '--retry-errors')}"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ageval.accounting.meter import UNCOUNTED
 from pytest_ageval.evidence.usage import sum_usage
-from pytest_ageval.report.numbers import cost, count, tokens, total
+from pytest_ageval.report.numbers import cost, count, dollars, tokens, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,7 +138,14 @@ def _budget(ledger: Ledger | None) -> Iterator[str]:
     spent, budget = ledger.spent(), ledger.budget
     limits = {"max_cost": budget.max_cost_usd, "max_tokens": budget.max_tokens}
     used = [spent.words(name, budget) for name, limit in limits.items() if limit is not None]
-    yield f"budget: {', '.join(used)}"
+    before = ledger.before
+    earlier = [
+        dollars(before.cost_usd) if name == "max_cost" else f"{before.tokens} tokens"
+        for name, limit in limits.items()
+        if limit is not None
+    ]
+    more = f" ({', '.join(earlier)} of it by earlier sessions)" if before.calls else ""
+    yield f"budget: {', '.join(used)}{more}"
     unknown = [
         f"the {what} of {calls} call{'s' if calls != 1 else ''}"
         for what, calls, limit in (

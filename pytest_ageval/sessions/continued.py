@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_ageval.attempt.checkpoint import go_to
 from pytest_ageval.errors import ExecutorError
 from pytest_ageval.evidence.history import History, PastInvoke
-from pytest_ageval.evidence.recall import INTERRUPTED, result_of
+from pytest_ageval.evidence.recall import INTERRUPTED, result_of, usage_of
 from pytest_ageval.executor import Recorded
 from pytest_ageval.sessions.replay import check_aligned
 
@@ -132,6 +132,7 @@ async def go_live(session: RoleSession, payload: Mapping[str, Any]) -> None:
                 _check(session, broken, payload)
             recorded = broken.recorded(past.last_step)
             _supersede(session, broken)
+            session.calls.replays(usage_of(row) for row in broken.answers)
             session.fresh = False
             session.lost = broken.calling
         _abort(session, broken)

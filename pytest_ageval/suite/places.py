@@ -33,6 +33,11 @@ class SuiteLayout:
         return self.root / "plan.json"
 
     @property
+    def spent(self) -> Path:
+        """What the model calls of all sessions have cost, counted as they end."""
+        return self.root / "spent.json"
+
+    @property
     def started(self) -> Path:
         """One line for each attempt that was begun, written by the process that runs it."""
         return self.root / "started.jsonl"

@@ -16,7 +16,6 @@ from pytest_ageval.evidence.files import document_bytes, now, read_document, wri
 from pytest_ageval.evidence.writer import this_process
 from pytest_ageval.suite import started as starts
 from pytest_ageval.suite.cache import ResultCache
-from pytest_ageval.suite.places import SuiteLayout
 from pytest_ageval.suite.record import Settled, SuiteHeader, SuiteWriter, read_suite
 from pytest_ageval.suite.summary import PROGRESS_SCHEMA, Status, summary
 from pytest_ageval.suite.tally import Tally
@@ -95,7 +94,9 @@ class SuiteRun:
             run = cls(writer, suite.header, workers, resumed=True)
             run.layout.cancel.unlink(missing_ok=True)
             run._load(suite.settled, suite.history)
-            run._plan((*_planned(run.layout), *slots))
+            plan = read_document(run.layout.plan) or {}
+            run._skipped.update(_texts(plan.get("skipped")))
+            run._plan((*_texts(plan.get("slots")), *slots))
             run.adopt()
         except BaseException:
             writer.close()
@@ -121,8 +122,13 @@ class SuiteRun:
 
     def _plan(self, slots: Iterable[str]) -> None:
         self._slots = dict.fromkeys(slots)
-        write_atomic(self.layout.plan, document_bytes({"slots": list(self._slots)}))
+        self._write_plan()
         self.write(force=True)
+
+    def _write_plan(self) -> None:
+        """The slots as they are known by now, and those of them that need not be filled."""
+        skipped = sorted(self._skipped - self.rows.keys())
+        write_atomic(self.layout.plan, document_bytes({"slots": list(self._slots), "skipped": skipped}))
 
     def also_cache(self, where: Path) -> None:
         """Keep verdicts in this cache too."""
@@ -133,6 +139,7 @@ class SuiteRun:
     def begun(self, slot: str) -> None:
         """An attempt runs."""
         with self._lock:
+            self._skipped.discard(slot)
             self._running[slot] = now()
             peak = max(int(self._session["inflight_peak"]), len(self._running))
             self._session["inflight_peak"] = peak
@@ -326,6 +333,10 @@ class SuiteRun:
         with self._lock:
             self.adopt()
             self._running.clear()
+            try:
+                self._write_plan()
+            except OSError as error:
+                self.problem = f"{error.strerror or error}"
             if self.done + len(self._skipped - self.rows.keys()) >= self.total:
                 self._status = "complete"
             else:
@@ -344,9 +355,8 @@ class SuiteRun:
                 self.layout.root.parent.rmdir()
 
 
-def _planned(layout: SuiteLayout) -> list[str]:
-    document = read_document(layout.plan) or {}
-    return [slot for slot in document.get("slots") or () if isinstance(slot, str)]
+def _texts(found: Any) -> list[str]:
+    return [text for text in found or () if isinstance(text, str)]
 
 
 def _task_of(slot: str) -> str:

@@ -1,6 +1,7 @@
 """An attempt is killed with SIGKILL at every write into its evidence, and continued.
 
-Every eleventh point is tried, others each day; ``AGEVAL_KILL_ANYWHERE=all`` tries them all.
+Every eleventh point is tried, others each day; ``AGEVAL_KILL_ANYWHERE=all`` tries them all (see
+`support.kill_sweep`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 from support import kill_kit
+from support.kill_sweep import Points, Sweep, name_of
 
 from pytest_ageval.evidence import read_activity
 from pytest_ageval.testing.scripted_model import ScriptedModel, Shell, Text, When
@@ -150,28 +152,35 @@ def kill_and_go_on(*points: int) -> str:
         return "settled" if late else "survived"
 
 
-def sweep(points: Sequence[tuple[int, ...]], answers: Path) -> None:
+def sweep(points: Sequence[Points], answers: Path) -> None:
     """Try the points one after the other; what came of each goes into a file."""
     found: dict[str, str] = {}
     for point in points:
-        name = "+".join(map(str, point))
+        name = name_of(point)
         try:
             found[name] = kill_and_go_on(*point)
         except BaseException as error:  # the next point is tried all the same
             found[name] = f"lost: {type(error).__name__}: {error}"
+        SWEEP.note(name, found[name])
         answers.write_text(json.dumps(found))
 
 
-def side_by_side(points: Sequence[tuple[int, ...]], place: Path) -> dict[str, str]:
-    """The answers of all points, tried in several processes."""
+def side_by_side(points: Sequence[Points], place: Path) -> dict[str, str]:
+    """The answers of all points of this run's part, those of earlier runs too, tried in several processes."""
+    points = SWEEP.share(points)
+    known = SWEEP.known()
+    answers = {name: known[name] for name in map(name_of, points) if name in known}
+    left = [point for point in points if name_of(point) not in known]
     files = [place / f"answers-{number}.json" for number in range(SIDE_BY_SIDE)]
 
     def part(number: int) -> None:
-        sweep(points[number::SIDE_BY_SIDE], files[number])
+        sweep(left[number::SIDE_BY_SIDE], files[number])
 
     pids = [kill_kit.fork(lambda number=number: part(number)) for number in range(SIDE_BY_SIDE)]  # type: ignore[misc]
     assert kill_kit.wait(pids) == [0] * SIDE_BY_SIDE
-    return {point: answer for file in files for point, answer in json.loads(file.read_text()).items()}
+    for file in files:
+        answers.update(json.loads(file.read_text()) if file.exists() else {})
+    return answers
 
 
 def tell(answers: dict[str, str], of: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +193,8 @@ def tell(answers: dict[str, str], of: str, capsys: pytest.CaptureFixture[str]) -
     assert counts["survived"] > len(answers) // 2
 
 
-ALL = os.environ.get("AGEVAL_KILL_ANYWHERE") == "all"
+SWEEP = Sweep.of(os.environ)
+ALL = SWEEP.everything
 
 
 @pytest.mark.slow
@@ -205,6 +215,6 @@ def test_killed_again_while_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     """The second and the third process are killed too."""
     step = 37 if ALL else 150
     firsts, seconds = range(40, 400, step), range(12, 260, 17 if ALL else 83)
-    pairs: list[tuple[int, ...]] = [(one, two) for one in firsts for two in seconds]
+    pairs: list[Points] = [(one, two) for one in firsts for two in seconds]
     answers = side_by_side([*pairs, (200, 30), (340, 40), (150, 60, 60, 60)], tmp_path)
     tell(answers, "pairs of writes", capsys)

@@ -7,7 +7,17 @@ import threading
 
 import pytest
 
-from pytest_ageval.accounting import Budget, CallMeter, Ledger, Meter, Price, PriceFile, Prices, Spent
+from pytest_ageval.accounting import (
+    Account,
+    Budget,
+    CallMeter,
+    Ledger,
+    Meter,
+    Price,
+    PriceFile,
+    Prices,
+    Spent,
+)
 from pytest_ageval.accounting.meter import add, beyond
 from pytest_ageval.executor import Usage
 
@@ -64,6 +74,37 @@ def test_a_budget_is_used_up_when_it_is_reached(tmp_path):
 
 def test_a_budget_that_is_small_is_not_shown_as_nothing():
     assert Spent(cost_usd=0.0032).words("max_cost", Budget(max_cost_usd=0.000001)) == "$0.0032 of $0.000001"
+
+
+def test_a_suite_run_is_told_what_is_spent_with_and_without_a_budget(tmp_path):
+    record = Account(tmp_path / "suite" / "spent.json")
+    free = Ledger(tmp_path / "ledger", Budget(), record)
+    free.add(Spent(tokens=9, calls=1))
+    assert free.exhausted() is None
+    assert not free.path.exists(), "nobody asks for it"
+    later = ledger(tmp_path, max_tokens=10)
+    later.begin(record.spent())
+    assert later.exhausted() is None
+    later.recorded_in(record).add(Spent(tokens=1, calls=1))
+    assert later.exhausted() == ("max_tokens", "10 of 10 tokens")
+    assert later.before == Spent(tokens=9, calls=1)
+    assert record.spent() == Spent(tokens=10, calls=2), "what came before is in it once"
+
+
+def test_a_call_that_is_told_again_is_not_paid_again(tmp_path):
+    book = ledger(tmp_path, max_tokens=1000)
+    made = meter(Budget(max_tokens=100), book)
+    session = calls(made)
+    session.replays([CALL, CALL])
+    session.begin()
+    session.called(CALL)
+    session.called(CALL)
+    assert book.spent() == Spent()
+    assert made.tally.spent().tokens == 30, "but it counts for the attempt"
+    session.called(CALL)
+    session.settle(Usage(prompt_tokens=40, completion_tokens=20), answered=True)
+    assert book.spent().tokens == 30
+    assert made.tally.spent().tokens == 60
 
 
 # -- calls -----------------------------------------------------------------------------------------
