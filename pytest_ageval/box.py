@@ -195,6 +195,11 @@ class Box(abc.ABC):
     makes_images: ClassVar[bool] = False
     #: Boxes are noted on this machine: `leftovers` and `reap` work even where `check({})` says no.
     keeps_notes: ClassVar[bool] = False
+    #: Boxes are on other machines: what their tasks ask for is not taken from this one, and a run keeps
+    #: several attempts in flight by default.
+    elsewhere: ClassVar[bool] = False
+    #: Boxes of this kind that may be open at once, as the vendor's smallest plan allows; None: any number.
+    at_once: ClassVar[int | None] = None
     #: A msgspec Struct with ``forbid_unknown_fields=True``; checked when the task is locked.
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 

@@ -235,11 +235,14 @@ class Job:
 
     def _read_options(self) -> None:
         """All of them can be understood."""
+        from pytest_ageval.inflight import limits
+
         for name in options.BY_NAME:
             self.option(name)
         in_flight = self.option("in_flight")
         if in_flight is not None and in_flight < 1:
             raise ConfigError("invalid_option", "--in-flight must be at least 1")
+        limits.check(self)
         _ = self.variants
         _ = self.ledger, self.prices, self.regrading
         sequencer.start(self.config)

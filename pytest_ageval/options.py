@@ -109,9 +109,36 @@ OPTIONS = (
     Option(
         "in_flight",
         ("--in-flight",),
-        "attempts that each process keeps running at once (default 1)",
+        "attempts that each process keeps running at once (default: 1, more where all boxes are elsewhere)",
         "int",
         metavar="N",
+    ),
+    Option(
+        "cpus",
+        (),
+        "processors that attempts in boxes of this machine may ask for together (default: all)",
+        "number",
+        metavar="N",
+    ),
+    Option(
+        "memory",
+        (),
+        "memory that attempts in boxes of this machine may ask for together (default: all)",
+        metavar="SIZE",
+    ),
+    Option(
+        "max_sandboxes",
+        (),
+        "boxes of a kind that may be open at once (repeatable)",
+        "list",
+        metavar="KIND=N",
+    ),
+    Option(
+        "requests_per_minute",
+        (),
+        "requests to a provider's models that may go out in a minute (repeatable)",
+        "list",
+        metavar="PROVIDER=N",
     ),
     Option(
         "confidence",

@@ -98,13 +98,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _configure_in_flight(config: pytest.Config) -> None:
     try:
-        limit = resolve(config, "in_flight")[0] or 1
+        limit = resolve(config, "in_flight")[0]
     except pytest.UsageError:  # said when the options are checked
         return
-    if limit > 1:
+    if limit is None or limit > 1:
         from pytest_ageval.inflight.plugin import InFlight
 
-        config.pluginmanager.register(InFlight(config, limit), "ageval-in-flight")
+        config.pluginmanager.register(InFlight(config), "ageval-in-flight")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -70,10 +70,11 @@ class SuiteRecorder:
         homes = _by_dataset(tasks, self.config.rootpath)
         if not homes or job.usage_error is not None:
             return
+        from pytest_ageval.inflight.number import number
         from pytest_ageval.suite_opening import open_runs
 
         try:
-            opened = open_runs(job, homes, workers * (job.option("in_flight") or 1))
+            opened = open_runs(job, homes, workers * number(self.config, nodeids).limit)
         except AgevalError as error:
             raise pytest.UsageError(str(error)) from None
         except OSError as error:  # the attempts say that nothing can be written here

@@ -47,6 +47,7 @@ class DaytonaBox(RemoteBox):
     """One Daytona sandbox."""
 
     kind = "daytona"
+    at_once = 10  # of the first tier, with sandboxes of the default size
     Options = DaytonaOptions
     key_name = "DAYTONA_API_KEY"
     keys_at = "https://app.daytona.io/dashboard/keys"

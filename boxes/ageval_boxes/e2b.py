@@ -40,6 +40,7 @@ class E2BBox(RemoteBox):
     """One E2B sandbox."""
 
     kind = "e2b"
+    at_once = 20  # of the plan that costs nothing
     Options = E2BOptions
     key_name = "E2B_API_KEY"
     keys_at = "https://e2b.dev/dashboard"

@@ -102,6 +102,7 @@ class SshBox(Box):
     capabilities: ClassVar[frozenset[str]] = frozenset({"exec", "upload", "download", "attach_stdio"})
     Options = SshOptions
     keeps_notes = True
+    elsewhere = True
 
     #: The most that one download may bring, in bytes and in files.
     download_bytes: int = DOWNLOAD_BYTES

@@ -15,7 +15,7 @@ class _Kept(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         started = CURRENT.get()
         if started is not None:
-            started.note(_FORMAT.format(record))
+            started.logged(_FORMAT.format(record))
 
 
 class _NotAhead(logging.Filter):

@@ -6,27 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.collection import TaskItem
-from pytest_ageval.inflight import logs
+from pytest_ageval.collection import TaskItem, has_tasks
+from pytest_ageval.inflight import logs, prints
 from pytest_ageval.inflight.worker import make_scheduler, worker_source
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from pytest_ageval.inflight.loop import Source
 
 
 class InFlight:
-    """Registered when ``--in-flight`` is more than 1."""
+    """Registered unless ``--in-flight 1`` was given. What the number is shows when the items are known."""
 
-    def __init__(self, config: pytest.Config, limit: int) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.limit = limit
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Every worker needs more items than it runs, to know which one comes next."""
-        return make_scheduler(config, log, self.limit + 1)
+        return make_scheduler(config, log, self._depth)
+
+    def _depth(self, nodeids: Sequence[str]) -> int | None:
+        """Items that a worker is to have; None: as ever."""
+        if not has_tasks(nodeids, self.config.rootpath):
+            return None
+        from pytest_ageval.inflight.number import number
+
+        limit = number(self.config, nodeids).limit
+        return limit + 1 if limit > 1 else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -35,21 +43,24 @@ class InFlight:
             return None
         if session.testsfailed and not session.config.getoption("continue_on_collection_errors"):
             return None
-        source = self._source(session)
+        from pytest_ageval.inflight.number import number
+
+        limit = number(self.config, (item.nodeid for item in session.items)).limit
+        source = self._source(session) if limit > 1 else None
         if source is None:
             return None
         from pytest_ageval.inflight.loop import Loop
         from pytest_ageval.inflight.pool import POOL, Pool
 
-        logs.divert()
-        pool = session.config.stash[POOL] = Pool(self.config, self.limit)
+        diverted = _Diverted(self.config)
+        pool = session.config.stash[POOL] = Pool(self.config, limit)
         try:
             Loop(session, source, pool).run()
         finally:
             del session.config.stash[POOL]
             cancelled, waiting = pool.stop()
             self._say(cancelled, waiting)
-            logs.restore()
+            diverted.restore()
         return True
 
     def _source(self, session: pytest.Session) -> Source | None:
@@ -69,20 +80,44 @@ class InFlight:
                 f"ageval: {cancelled} attempts in flight were cancelled, {waiting} were not begun"
             )
 
+
+class _Diverted:
+    """What attempts log and print is theirs, for as long as this is registered.
+
+    pytest's capture puts handlers and streams of its own in place for each phase of an item.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._divert()
+        config.pluginmanager.register(self, "ageval-diverted")
+
+    def _divert(self) -> None:
+        logs.divert()
+        # Without capture, what is printed is to be seen at once.
+        if self.config.getoption("capture") != "no":
+            prints.divert()
+
+    def restore(self) -> None:
+        """Leave logging and the streams as they were found."""
+        self.config.pluginmanager.unregister(self)
+        logs.restore()
+        prints.restore()
+
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture of the log."""
-        logs.divert()
+        """Inside of pytest's capture."""
+        self._divert()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture of the log."""
-        logs.divert()
+        """Inside of pytest's capture."""
+        self._divert()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture of the log."""
-        logs.divert()
+        """Inside of pytest's capture."""
+        self._divert()
         return (yield)

@@ -19,8 +19,27 @@ if TYPE_CHECKING:
 #: The attempt on whose behalf code runs, if it was started ahead: for what that code logs.
 CURRENT: ContextVar[Started | None] = ContextVar("ageval_started", default=None)
 
-#: Characters of an attempt's log that its report carries.
-LOG_LIMIT = 16_000
+#: Characters that a report carries of what an attempt logged, and of each of its streams, in each phase.
+SAID_LIMIT = 16_000
+
+#: What pytest calls the phases.
+WHEN = {"environment": "setup", "cleanup": "teardown"}
+
+
+class _Text:
+    """A text of bounded length."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self._room = SAID_LIMIT
+
+    def add(self, text: str) -> None:
+        """Append what there is room for."""
+        if self._room > 0:
+            self.parts.append(text[: self._room])
+            self._room -= len(text)
+            if self._room <= 0:
+                self.parts.append("\n[... the rest is left out ...]\n")
 
 
 class Started:
@@ -31,8 +50,8 @@ class Started:
         self.environment_error: BaseException | None = None
         self.verdict_error: BaseException | None = None
         self.cleanup_error: BaseException | None = None
-        self.log: list[str] = []
-        self._logged = 0
+        self._said: dict[tuple[str, str], _Text] = {}
+        self._lock = threading.Lock()
         self._begun = False
         self._over = threading.Event()
         self._future: Future[None] | None = None
@@ -73,11 +92,24 @@ class Started:
             return True
         return self._over.wait(max(0.0, seconds))
 
-    def note(self, line: str) -> None:
-        """Keep a line of its log, up to `LOG_LIMIT`."""
-        if self._logged < LOG_LIMIT:
-            self._logged += len(line) + 1
-            self.log.append(line)
+    def logged(self, line: str) -> None:
+        """Keep a line of its log."""
+        self._keep("log", f"{line}\n")
+
+    def printed(self, stream: str, text: str) -> None:
+        """Keep what it wrote to ``stdout`` or ``stderr``."""
+        self._keep(stream, text)
+
+    def _keep(self, what: str, text: str) -> None:
+        with self._lock:
+            said = self._said.setdefault((WHEN.get(self.raw.phase, "call"), what), _Text())
+            said.add(text)
+
+    def said(self, when: str) -> list[tuple[str, str]]:
+        """What it logged and printed in the phases that pytest calls `when`, by stream."""
+        with self._lock:
+            found = {what: "".join(said.parts) for (at, what), said in self._said.items() if at == when}
+        return [(what, found[what]) for what in ("stdout", "stderr", "log") if found.get(what)]
 
     def seconds(self, when: str) -> float:
         """What the phases took that pytest calls setup, call and teardown."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pytest_ageval.inflight.loop import Source
 
 #: What a worker of pytest-xdist must have.
@@ -65,8 +67,11 @@ class _Worker:
         )
 
 
-def make_scheduler(config: pytest.Config, log: Any, depth: int) -> Any:
-    """A scheduler that keeps `depth` items at every worker; None when another one was asked for."""
+def make_scheduler(config: pytest.Config, log: Any, depth_of: Callable[[Sequence[str]], int | None]) -> Any:
+    """A scheduler that keeps so many items at every worker as `depth_of` says of the items' ids.
+
+    None: pytest-xdist's own number. No scheduler when another one was asked for.
+    """
     if config.getoption("dist", "no") not in ("load", "no") or config.getoption("maxschedchunk", None):
         return None
     from xdist.scheduler import LoadScheduling
@@ -74,27 +79,37 @@ def make_scheduler(config: pytest.Config, log: Any, depth: int) -> Any:
     class InFlightScheduling(LoadScheduling):  # type: ignore[misc]
         """Hands items out singly, `depth` to each worker."""
 
+        depth: int | None = None
+
         def schedule(self) -> None:
             """Begin with one item for each worker, so that all get some of the first."""
             begun = self.collection is not None
+            if not begun:
+                self.depth = depth_of(next(iter(self.node2collection.values()), []))
+            if self.depth is None:
+                super().schedule()
+                return
             self.maxschedchunk = 1
             super().schedule()
             if not begun and self.collection:
-                while self.pending and any(len(rows) < depth for rows in self.node2pending.values()):
+                while self.pending and any(len(rows) < self.depth for rows in self.node2pending.values()):
                     for node in self.nodes:
-                        self._send_tests(node, 1 if len(self.node2pending[node]) < depth else 0)
+                        self._send_tests(node, 1 if len(self.node2pending[node]) < self.depth else 0)
                 if not self.pending:
                     for node in self.nodes:
                         node.shutdown()
 
         def check_schedule(self, node: Any, duration: float = 0) -> None:
             """Fill a worker up again."""
+            if self.depth is None:
+                super().check_schedule(node, duration)
+                return
             if node.shutting_down:
                 return
             if not self.pending:
                 node.shutdown()
                 return
-            wanted = depth - len(self.node2pending[node])
+            wanted = self.depth - len(self.node2pending[node])
             if wanted > 0:
                 self._send_tests(node, wanted)
 

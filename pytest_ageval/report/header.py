@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ageval import sequencer
-from pytest_ageval.discovery import TASK_FILES
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.job import Job, run_id
 
@@ -19,17 +17,16 @@ if TYPE_CHECKING:
 def describe(job: Job, nodeids: Iterable[str]) -> str:
     """``codex, pi x local (bubblewrap) x 2 attempts; run ...; evidence in ...``."""
     from pytest_ageval.config.variants import more_axes
+    from pytest_ageval.inflight.number import box_kinds, number, roots
     from pytest_ageval.worker import view
 
     nodeids = list(nodeids)
-    roots = _roots(job, nodeids)
+    places = roots(job, nodeids)
     if job.regrading is not None:
-        who = job.regrading.describe(nodeids, roots)
+        who = job.regrading.describe(nodeids, places)
     else:
         agents = dict.fromkeys(_agent_words(variant) for variant in job.variants)
-        chosen = dict.fromkeys(variant.box for variant in job.variants if variant.box)
-        kinds = chosen or dict.fromkeys(kind for root in roots if (kind := _default_box(job, root)))
-        boxes = ", ".join(_box_words(job, kind) for kind in kinds) or "no box"
+        boxes = ", ".join(_box_words(job, kind) for kind in box_kinds(job, places)) or "no box"
         attempts = job.options.attempts
         auto = "up to " if sequencer.stopping(job.config) is not None else ""
         who = (
@@ -37,9 +34,12 @@ def describe(job: Job, nodeids: Iterable[str]) -> str:
             f"attempt{'s' if attempts != 1 else ''}"
         )
     scripts = view.words(bool(job.option("trust_tasks"))) + _tape_words(job)
-    places = [os.path.relpath(job.evidence_root(root) / "runs") for root in roots]
-    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"{who}; {scripts}; run {run_id(job.config)[:12]}; evidence in {''.join(places[:1])}{more}"
+    evidence = [os.path.relpath(job.evidence_root(root) / "runs") for root in places]
+    more = f" and {len(evidence) - 1} more" if len(evidence) > 1 else ""
+    ahead = number(job.config, nodeids).words()
+    return (
+        f"{who}; {ahead}; {scripts}; run {run_id(job.config)[:12]}; evidence in {''.join(evidence[:1])}{more}"
+    )
 
 
 def _agent_words(variant: Variant) -> str:
@@ -53,25 +53,6 @@ def _tape_words(job: Job) -> str:
         if (place := job.place(option)) is not None:
             return f"; {words} {os.path.relpath(place)}"
     return ""
-
-
-def _roots(job: Job, nodeids: Iterable[str]) -> list[Path]:
-    from pytest_ageval.config import find_dataset_root
-
-    files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-    tasks = [file for file in files if Path(file).name in TASK_FILES]
-    found = dict.fromkeys(find_dataset_root(job.config.rootpath / file) for file in tasks)
-    return [root for root in found if root is not None]
-
-
-def _default_box(job: Job, root: Path) -> str | None:
-    """None if the data set is broken, which is reported where its tasks are collected."""
-    from pytest_ageval.config import load_profiles
-
-    try:
-        return load_profiles(job.dataset(root), job.options.profiles).environment
-    except ConfigError:
-        return None
 
 
 def _box_words(job: Job, kind: str) -> str:

@@ -54,8 +54,9 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     given_up = isinstance(error, pytest.skip.Exception | pytest.xfail.Exception)
     if face is not None and error is not None:
         face.discard() if given_up else face.fail(error)
-    if call.when == "call" and face is not None and face.started is not None and face.started.log:
-        item.add_report_section("call", "log", face.raw.redactor.text("\n".join(face.started.log)))
+    if face is not None and face.started is not None:
+        for what, text in face.started.said(call.when):
+            item.add_report_section(call.when, what, face.raw.redactor.text(text))
     # Replaced, not added: a test that is run again has those of its last attempt.
     kept = [row for row in item.user_properties if not row[0].startswith("ageval.")]
     # After a set-up that went well there is nothing to tell yet: no verdict is not an ERROR.
