@@ -64,6 +64,8 @@ class _Portal:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=2)
         self.pool.shutdown(wait=False, cancel_futures=True)
+        if not self.thread.is_alive():
+            self.loop.close()
 
     async def _close_all(self) -> None:
         for close in self.closers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -444,6 +445,8 @@ def as_ageval_error(error: BaseException, phase: str) -> AgevalError:
         "evaluate": EvaluatorError,
     }
     title = "interrupted" if _is_interrupt(error) else type(error).__name__
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        title = "environment_disk_full"
     return kinds.get(phase, AgevalError)(title, str(error), phase=phase)
 
 

@@ -105,6 +105,14 @@ def line_bytes(value: Any) -> bytes:
     return utf8(_LINE(value)) + b"\n"
 
 
+def unwritable(root: Path, error: OSError) -> AgevalError:
+    """The directory of an attempt cannot be made, or nothing can be written into it."""
+    return AgevalError(
+        "evidence_unwritable",
+        f"{root} cannot be written: {error.strerror or error}; choose another place with --ageval-dir",
+    )
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write every byte of `data`, also when the system takes it in parts."""
     view = memoryview(data)

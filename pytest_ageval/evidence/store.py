@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import uuid
@@ -19,6 +20,7 @@ from pytest_ageval.evidence.files import (
     read_document,
     read_jsonl,
     repair_tail,
+    unwritable,
     write_atomic,
     write_lines,
 )
@@ -132,17 +134,19 @@ class EvidenceStore:
         directory unless given. `sync` is how the activity log is written (see `ActivityLog`). `price` adds
         the cost to a role's usage.
         Raises `AgevalError`: ``evidence_busy`` while another writer lives,
-        ``attempt_already_settled`` when there is a result, ``activity_log_corrupt``.
+        ``attempt_already_settled`` when there is a result, ``activity_log_corrupt``, and
+        ``evidence_unwritable``; then a directory that was made is removed.
         """
         layout = Layout(root)
+        made = not root.exists()
         try:
             root.mkdir(parents=True, exist_ok=True)
+            writer = WriterLock(layout.writer)
         except OSError as error:
-            raise AgevalError(
-                "evidence_unwritable",
-                f"{root} cannot be made: {error.strerror}; choose another place with --ageval-dir",
-            ) from error
-        writer = WriterLock(layout.writer)
+            if made:
+                with contextlib.suppress(OSError):
+                    root.rmdir()
+            raise unwritable(root, error) from error
         try:
             if layout.result.exists():
                 raise AgevalError("attempt_already_settled", f"{root} has a result")
@@ -159,8 +163,10 @@ class EvidenceStore:
             )
             if writer.taken_over is not None or again:
                 store._recover()
-        except BaseException:
+        except BaseException as error:
             writer.release()
+            if isinstance(error, OSError):
+                raise unwritable(root, error) from error
             raise
         return store
 
@@ -312,8 +318,11 @@ class EvidenceStore:
             write_atomic(path, document_bytes(self._clean(document)))
 
     def write_lock(self, document: Mapping[str, Any]) -> Path:
-        """Write lock.json."""
-        self._document(self.layout.lock, document)
+        """Write lock.json. Raises AgevalError ``evidence_unwritable``."""
+        try:
+            self._document(self.layout.lock, document)
+        except OSError as error:
+            raise unwritable(self.root, error) from error
         return self.layout.lock
 
     def write_collected(self, entries: Sequence[Mapping[str, Any]]) -> Path:

@@ -125,7 +125,7 @@ class WriterLock:
 
     Raises `AgevalError` ``evidence_busy`` while another owner lives, in this process too. The owner
     is known by process id, start time and boot. Where these say nothing (another container with the
-    same directory), the kernel's lock on the file decides.
+    same directory), the kernel's lock on the file decides. Raises OSError when nothing can be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,7 +140,12 @@ class WriterLock:
                 path.unlink()
                 self.taken_over = owner
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            write_all(descriptor, document_bytes(_identity()))
+            try:
+                write_all(descriptor, document_bytes(_identity()))
+            except OSError:  # such as for a full disk
+                os.close(descriptor)
+                path.unlink(missing_ok=True)
+                raise
             _kernel_lock(descriptor)
             self._descriptor = descriptor
 
