@@ -19,24 +19,36 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ageval_boxes._locks import locked
-from ageval_boxes.docker_box._engine import Engine, call, failure
+from ageval_boxes.docker_box._engine import Engine, Image, call, failure
 from pytest_ageval.errors import BoxError
 
 #: Seconds for one build.
 BUILD_SECONDS = 3600
 
 
-async def image_id(engine: Engine, name: str) -> str | None:
-    """The id of the image `name`; None if it is not on the engine."""
+async def image_of(engine: Engine, name: str) -> Image | None:
+    """The image `name`, which is asked for once in a process; None if it is not on the engine."""
     from docker.errors import ImageNotFound, NotFound
 
+    known = engine.memory.images.get(name)
+    if known is not None:
+        return known
     try:
         found = await call(engine.client.api.inspect_image, name)
     except BoxError as error:
         if isinstance(error.__cause__, (ImageNotFound, NotFound)):
             return None
         raise
-    return str(found["Id"])
+    config = found.get("Config") or {}
+    image = Image(str(found["Id"]), str(config.get("User") or ""), str(config.get("WorkingDir") or ""))
+    engine.memory.images[name] = image
+    return image
+
+
+async def image_id(engine: Engine, name: str) -> str | None:
+    """The id of the image `name`; None if it is not on the engine."""
+    image = await image_of(engine, name)
+    return None if image is None else image.id
 
 
 async def build_once(

@@ -22,13 +22,11 @@ from pytest_ageval.errors import BoxError
 GRACE = 0.5
 #: Seconds that one sweep, which kills for at most five, may take.
 SWEEP_SECONDS = 20.0
+#: A container's init, and what keeps it open.
+OWN_PROCESSES = 2
 #: Processes beyond the box's limit that a sweep may need.
 SPARE = 64
 
-_OOM = (
-    "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
-    " | while read -r name number; do [ $name = oom_kill ] && echo $number; done; :"
-)
 _ROOM = 'rm -rf -- "$1" && { [ -d "$2" ] || { mkdir -p -- "$2" && chown "$3" "$2"; }; }'
 
 
@@ -42,7 +40,8 @@ class Commands:
         self._variables = dict(variables)
         self._box = secrets.token_hex(8)
         self._numbers = itertools.count(1)
-        self._ooms = 0
+        #: Processes that the kernel has ended for want of memory, when it was last asked.
+        self.ooms = 0
         self._ending: set[asyncio.Task[list[str]]] = set()
 
     def give(self, variables: Mapping[str, str]) -> None:
@@ -133,7 +132,7 @@ class Commands:
             found = await self.exit_code(exec_id)
             if found is not None:
                 return found
-            await asyncio.sleep(min(0.02 * (attempt + 1), 0.5))
+            await asyncio.sleep(min(0.005 * 2**attempt, 0.5))
         raise BoxError("environment_exec_failed", "the engine does not say how the command ended")
 
     async def exit_code(self, exec_id: str) -> int | None:
@@ -143,24 +142,28 @@ class Commands:
 
     async def _blame_memory(self, argv: Sequence[str]) -> None:
         """BoxError if the kernel killed something for want of memory since it was last asked."""
-        before = self._ooms
-        if await self.oom_kills() > before:
+        before = self.ooms
+        try:
+            output = await self._as_root(_sweep.oom_arguments())
+        except BoxError as error:
+            if error.title != "environment_gone":
+                raise
+            return
+        self.ooms = max(self.ooms, _sweep.parse(output).ooms)
+        if self.ooms > before:
             raise BoxError(
                 "environment_oom_killed",
                 f"{argv[0]} was killed because the box used up its memory (parameters.memory_mb)",
             )
 
-    async def oom_kills(self) -> int:
-        """How many processes the kernel has ended in this container for want of memory."""
+    async def idle(self) -> bool:
+        """Nothing runs but the container's init and what keeps it open. False also where the engine's ps
+        is another one than that of Linux."""
         try:
-            found = await self._as_root(system_script(_OOM))
-        except BoxError as error:
-            if error.title == "environment_gone":
-                return self._ooms
-            raise
-        numbers = [int(word) for word in found.split() if word.isdigit()]
-        self._ooms = max([self._ooms, *numbers])
-        return self._ooms
+            found = await call(self.engine.client.api.top, self.container, ps_args="-eo pid")
+        except BoxError:
+            return False
+        return len(found["Processes"] or ()) == OWN_PROCESSES
 
     async def attach(
         self,
@@ -200,10 +203,11 @@ class Commands:
             raise
         if not output.endswith("E\n"):
             raise BoxError("environment_processes_left", "the box's processes could not be looked at")
-        ended, left = _sweep.parse(output)
-        if left:
-            raise BoxError("environment_processes_left", f"{left} could not be killed in the box")
-        return ended
+        seen = _sweep.parse(output)
+        self.ooms = max(self.ooms, seen.ooms)
+        if seen.left:
+            raise BoxError("environment_processes_left", f"{seen.left} could not be killed in the box")
+        return seen.ended
 
     @contextlib.asynccontextmanager
     async def _more_processes(self) -> AsyncIterator[None]:

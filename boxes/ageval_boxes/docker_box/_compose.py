@@ -116,7 +116,7 @@ class Project:
         """Start all services and wait until those with a health check are healthy."""
         import yaml
 
-        self._cli = await _find_cli()
+        self._cli = list(await _find_cli())
         directory = self.file.parent
         first = self._work / "compose-main.json"
         await asyncio.to_thread(first.write_text, _MAIN_ALONE, "utf-8")
@@ -212,11 +212,19 @@ class Project:
         return out
 
 
-async def _find_cli() -> list[str]:
-    for words in (["docker", "compose"], ["docker-compose"]):
+#: The CLI that was found; it is asked for its version once in a process.
+_cli: dict[str, tuple[str, ...]] = {}
+
+
+async def _find_cli() -> tuple[str, ...]:
+    path = os.environ.get("PATH", "")
+    if path in _cli:
+        return _cli[path]
+    for words in (("docker", "compose"), ("docker-compose",)):
         with contextlib.suppress(OSError):
             code, _out, _err = await _run([*words, "version"], 30)
             if code == 0:
+                _cli[path] = words
                 return words
     raise BoxError(
         "environment_compose_failed",

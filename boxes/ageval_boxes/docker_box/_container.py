@@ -53,11 +53,20 @@ class Plan:
     labels: Mapping[str, str]
     files: Path | None
     project: Project | None
+    #: The network of boxes that the task gives no other.
+    bridge: str
     #: The network without a way out, with ``egress: llm``.
     closed: str | None = None
     working_dir: str = WORKSPACE
     #: Directories of the host that are seen read-only, and where; only with `files`.
     shown: Sequence[tuple[Path, str]] = ()
+
+    @property
+    def uses_bridge(self) -> bool:
+        """It is on the network of boxes, or will be."""
+        if self.closed is not None or (self.project is not None and self.project.containers):
+            return False
+        return self.options.network == "bridge" or "public" in self.options.network_phases
 
 
 def agents_directory() -> Path:
@@ -140,19 +149,19 @@ def _network(engine: Engine, plan: Plan) -> tuple[str, Any]:
         if project is None:
             raise BoxError("environment_options_invalid", f"network {asked}: there is no compose project")
         return f"container:{project.containers[asked.removeprefix('service:')]}", None
-    if project is not None and (asked == "bridge" or project.internal):
+    if project is not None and project.containers and (asked == "bridge" or project.internal):
         api = engine.client.api
         name, aliases = next(iter(_joined(plan).items()))
         config = api.create_endpoint_config(aliases=aliases)
         return name, api.create_networking_config({name: config})
-    return asked, None
+    return (plan.bridge if asked == "bridge" else asked), None
 
 
 def _joined(plan: Plan) -> dict[str, list[str]]:
     """The networks of the compose project that the container is in, with its names there."""
     project = plan.project
     if project is None or not project.containers:
-        return {} if project is None else {project.network: ["main"]}
+        return {}
     if plan.options.layout != "image" or not project.main.get("networks"):
         return {project.network: ["main"]}
     return _main.networks(project.main, project.name, project.network)

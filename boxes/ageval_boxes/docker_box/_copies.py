@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import os
 import stat
 import tarfile
@@ -10,13 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from ageval_boxes._files import DEPTH, Budget, remove_tree
-from ageval_boxes.docker_box._engine import Engine
+from ageval_boxes.docker_box._engine import CALL_SECONDS, Engine
 from pytest_ageval.errors import BoxError
 
 _unique = itertools.count()
+
+#: The bits of a mode, as Go counts them, that are set for all but regular files.
+_KIND = 0x8F280000
 
 
 def pack(source: Path, name: str, owner: tuple[int, int]) -> tuple[IO[bytes], list[str]]:
@@ -41,6 +46,22 @@ def pack(source: Path, name: str, owner: tuple[int, int]) -> tuple[IO[bytes], li
         raise
     archive.seek(0)
     return archive, notes
+
+
+def exists(engine: Engine, container: str, path: str) -> Literal["file", "other"] | None:
+    """Whether `path` of the container is a regular file or something else; None: it is not there. Blocks.
+
+    A link at its end is not followed.
+    """
+    api = engine.client.api
+    url = api._url("/containers/{0}/archive", container)  # the SDK has no call for it
+    answer = api.head(url, params={"path": path}, timeout=CALL_SECONDS)
+    if answer.status_code == 404:
+        return None
+    answer.raise_for_status()
+    about = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+    # Go's bits: those beyond the permissions say what it is.
+    return "file" if int(about["mode"]) & _KIND == 0 else "other"
 
 
 def send(engine: Engine, container: str, directory: str, archive: IO[bytes]) -> None:

@@ -15,7 +15,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -37,6 +37,38 @@ _clients: dict[tuple[int, str], Engine] = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image of the engine: its id, and the user and working directory that it names."""
+
+    id: str
+    user: str
+    workdir: str
+
+
+@dataclass(slots=True)
+class Memory:
+    """What this process has found on the engine and does not ask for again, box after box.
+
+    Whoever is refused because of it forgets it and looks anew.
+    """
+
+    images: dict[str, Image] = field(default_factory=dict)
+    #: The network of boxes, and why it is not one on which they cannot reach each other.
+    bridge: tuple[str, str | None] | None = None
+
+    def is_outdated(self, error: BoxError) -> bool:
+        """The refusal is about an image or a network that was there."""
+        words = error.message.lower()
+        network = "" if self.bridge is None else f"network {self.bridge[0]} not found"
+        return "no such image" in words or (network != "" and network in words)
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self.images.clear()
+        self.bridge = None
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """One engine: the SDK's client, and what is known of the engine."""
 
@@ -44,6 +76,7 @@ class Engine:
     host: str
     tls: ssl.SSLContext | None
     info: dict[str, Any]
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def socket(self) -> str | None:

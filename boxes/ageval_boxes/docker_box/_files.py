@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import secrets
+import stat
 from abc import abstractmethod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +19,11 @@ from ageval_boxes.docker_box._commands import Commands, any_path
 from ageval_boxes.docker_box._engine import call, failure
 from pytest_ageval.box import ARTIFACTS, HOME, ROOT, WORKSPACE, Box, BoxSpec, check_path, work_parent
 from pytest_ageval.errors import BoxError
+
+
+def is_file(path: Path) -> bool:
+    """`path` is a regular file, not a link to one."""
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 class BoxFiles(Box):
@@ -110,9 +116,22 @@ class BoxFiles(Box):
     ) -> list[str]:
         archive, notes = await asyncio.to_thread(_copies.pack, source, path.name, owner)
         with archive:
-            await target.make_room(path, owner)
+            plain = await asyncio.to_thread(is_file, source)
+            if not await self._has_room(target, path, plain=plain):
+                await target.make_room(path, owner)
             await call(_copies.send, target.engine, target.container, str(path.parent), archive)
         return notes
+
+    async def _has_room(self, target: Commands, path: PurePosixPath, *, plain: bool) -> bool:
+        """The engine can unpack a file (`plain`) or a tree as `path` as things are.
+
+        A command that makes room costs far more than to ask.
+        """
+        look = functools.partial(call, _copies.exists, target.engine, target.container)
+        there = await look(str(path))
+        if there is None:
+            return await look(str(path.parent)) == "other"
+        return plain and there == "file"
 
     async def download(self, source: str, dest: Path, *, service: str | None = None) -> None:
         """Copy out of the box; see `Box.download`. A tree or file replaces `dest`.

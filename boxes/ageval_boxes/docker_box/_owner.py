@@ -219,12 +219,17 @@ def _gone(remove: Any, *args: Any, **kwargs: Any) -> None:
         return
 
 
+def remove_container(engine: Engine, container: str) -> None:
+    """Remove a container by force, with the volumes that have no name. Blocks."""
+    _gone(engine.client.api.remove_container, container, v=True, force=True)
+
+
 def remove_all(engine: Engine, box_id: str) -> None:
     """Remove every container, network and volume of one box. Blocks."""
     api = engine.client.api
     query = {"label": f"{BOX}={box_id}"}
     for row in translated(api.containers, all=True, filters=query):
-        _gone(api.remove_container, row["Id"], v=True, force=True)
+        remove_container(engine, row["Id"])
     for row in translated(api.networks, filters=query):
         _gone(api.remove_network, row["Id"])
     for row in translated(api.volumes, filters=query)["Volumes"] or ():

@@ -31,7 +31,7 @@ class Phases:
     platform: str | None
     modes: Sequence[NetworkMode]
     image_labels: Mapping[str, str]
-    open_network: str = "bridge"
+    open_network: str
     _current: tuple[NetworkMode, tuple[str, ...]] | None = None
     _closed: dict[tuple[str, ...], str] = field(default_factory=dict)
     _resolvers: str | None = None
@@ -66,10 +66,10 @@ class Phases:
         return self._closed[allowed]
 
     async def _open_resolvers(self) -> str:
-        """What a container on the open network has in its file."""
+        """What reaches the outer world's resolvers: the file of a container on the engine's own network."""
         if self._resolvers is None:
             base = await _images.base(self.engine, self.platform, None, self.image_labels)
-            self._resolvers = await call(_read_resolvers, self.engine, base, self.open_network, self.labels)
+            self._resolvers = await call(_read_resolvers, self.engine, base, self.labels)
         return self._resolvers
 
 
@@ -83,14 +83,14 @@ def _connect(engine: Engine, container: str, network: str | None) -> None:
         api.connect_container_to_network(container, network)
 
 
-def _read_resolvers(engine: Engine, image: str, network: str, labels: Mapping[str, str]) -> str:
+def _read_resolvers(engine: Engine, image: str, labels: Mapping[str, str]) -> str:
     api = engine.client.api
     made = api.create_container(
         image,
         entrypoint=["cat"],
         command=["/etc/resolv.conf"],
         labels=dict(labels),
-        host_config=api.create_host_config(network_mode=network, cap_drop=["ALL"], read_only=True),
+        host_config=api.create_host_config(network_mode="bridge", cap_drop=["ALL"], read_only=True),
     )
     try:
         api.start(made["Id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pytest_ageval.box import system_script
 
@@ -10,8 +11,8 @@ from pytest_ageval.box import system_script
 #: everything but the container's first two processes (its init, and what keeps it open). With "keep",
 #: only what still descends from a command: not what has detached itself.
 #: Arguments: the cookie or "", twentieths of a second between TERM and KILL, "keep" or "".
-#: Prints a line ``K<tab>pid<tab>command`` for each process ended, a line ``L`` for each that is left,
-#: and ``E`` at the end. Needs sh, grep, tr, cut, sleep.
+#: Prints a line ``K<tab>pid<tab>command`` for each process ended, a line ``L`` for each that is left, those
+#: of `_OOM`, and ``E`` at the end. Needs sh, grep, tr, cut, sleep.
 SCRIPT = r"""
 cookie=$1 grace=$2 keep=$3 me=$$ told=" "
 row() { # the fields that follow the name in parentheses, which may hold anything
@@ -86,26 +87,56 @@ while [ "$members" != ' ' ] && [ "$tries" -gt 0 ]; do
   tries=$((tries - 1))
 done
 for pid in $members; do echo L; done
+oom
 echo E
+"""
+
+#: Defines `oom`, which prints ``M<tab>number``: the processes that the kernel has ended in this container for
+#: want of memory. Needs nothing but sh.
+_OOM = r"""
+oom() {
+  for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$file" ] || continue
+    while read -r name number; do
+      case $name in oom_kill) printf 'M\t%s\n' "$number" ;; esac
+    done < "$file"
+  done
+}
 """
 
 
 def arguments(cookie: str, grace: float, *, keep: bool = False) -> list[str]:
     """The command that ends the processes of `cookie` ("": all), TERM first for `grace` seconds."""
-    return system_script(SCRIPT, cookie, str(round(grace * 20)), "keep" if keep else "")
+    return system_script(_OOM + SCRIPT, cookie, str(round(grace * 20)), "keep" if keep else "")
 
 
-def parse(output: str) -> tuple[list[str], int]:
-    """What was ended, for people, and how many processes are left."""
-    ended, left = [], 0
+def oom_arguments() -> list[str]:
+    """The command that only tells how many processes the kernel has ended for want of memory."""
+    return system_script(f"{_OOM}oom")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was ended, for people; how many processes are left, and how many the kernel has ended."""
+
+    ended: list[str] = field(default_factory=list)
+    left: int = 0
+    ooms: int = 0
+
+
+def parse(output: str) -> Seen:
+    """What a sweep has printed."""
+    seen = Seen()
     for line in output.splitlines():
         kind, _, rest = line.partition("\t")
         if kind == "K":
             pid, _, words = rest.partition("\t")
-            ended.append(f"{words.strip() or '?'} (pid {pid} in the container)")
+            seen.ended.append(f"{words.strip() or '?'} (pid {pid} in the container)")
         elif kind == "L":
-            left += 1
-    return ended, left
+            seen.left += 1
+        elif kind == "M" and rest.isdigit():
+            seen.ooms = max(seen.ooms, int(rest))
+    return seen
 
 
 def wrapped(argv: Sequence[str], cwd: str, mark: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from ageval_boxes import _leftovers
 from ageval_boxes._files import give, remove_tree
 from ageval_boxes.docker_box import (
     _adopt,
+    _bridge,
     _check,
     _compose,
     _container,
@@ -33,9 +33,6 @@ from ageval_boxes.docker_box._files import BoxFiles
 from ageval_boxes.docker_box._options import DockerOptions
 from ageval_boxes.docker_box._transport import ExecTransport
 from pytest_ageval.box import (
-    ARTIFACTS,
-    EVALUATION,
-    HOME,
     WORKSPACE,
     BoxSpec,
     ExecResult,
@@ -73,6 +70,8 @@ class DockerBox(BoxFiles):
         self._relays = _gateway.Relays()
         self._transports: list[ExecTransport] = []
         self._creating: asyncio.Future[tuple[str, list[str]]] | None = None
+        #: The container is all that there is of the box on the engine.
+        self._alone = False
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -83,9 +82,11 @@ class DockerBox(BoxFiles):
         return f"docker ({image})" if image else "docker"
 
     async def preflight(self) -> None:
-        """Refuse without the SDK, without an engine that answers, without GPUs that were asked for."""
+        """Refuse without the SDK, without an engine, without GPUs that were asked for.
+
+        An engine that has answered this process is not asked again: the next request says it.
+        """
         engine = await self._connect()
-        await call(engine.client.ping)
         _container.check_gpus(engine, self.spec.resources)
 
     async def _connect(self) -> Engine:
@@ -110,13 +111,15 @@ class DockerBox(BoxFiles):
         image = await self._image(engine)
         await self._open_services(engine)
         await self._close_network(engine)
-        await self._open_container(engine, image)
+        image = await self._open_container(engine, image)
         user = None
         if self._foreign:
             user, self._user = await _layout.prepare(engine, self._container_id, image, self.options)
         self._begin(engine, user)
         if self.options.network_phases:
             await self.use_network(self.options.network_mode, self.options.egress_allow)
+        more = self._compose is not None or self._closed is not None or self.options.network_phases
+        self._alone = not more
 
     def _begin(self, engine: Engine, user: str | None = None) -> None:
         user = user or f"{self._user[0]}:{self._user[1]}"
@@ -124,15 +127,7 @@ class DockerBox(BoxFiles):
         self._state = "started"
 
     def _choose_user(self, engine: Engine) -> None:
-        """The box's user, and whether its files can be the host's: it or root must be us."""
-        own = engine.own_uid
-        default = (own, os.getegid() if own else 0) if own and own == os.geteuid() else (10001, 10001)
-        if own == 0 and os.geteuid() != 0:
-            default = (0, 0)  # a rootless engine: its root is this user
-        self._user = self.options.ids(default)
-        local = engine.socket is not None
-        root = os.geteuid() == 0 and own == 0
-        self._shared = local and own is not None and (root or self._user[0] == own) and not self._foreign
+        self._user, self._shared = _layout.user_of(engine, self.options)
         if asked := _container.not_enforced(self.spec.resources):
             self.warnings.append(f"docker boxes do not enforce {', '.join(asked)}")
 
@@ -164,6 +159,7 @@ class DockerBox(BoxFiles):
                     f"network {self.options.network}: there are no compose services",
                 )
             return
+        await call(engine.client.ping)  # the Compose CLI would say it in words of its own
         self._compose = self._project(engine, file)
         try:
             await self._compose.up()
@@ -219,6 +215,7 @@ class DockerBox(BoxFiles):
                 self.options.platform,
                 self.options.network_phases,
                 self._image_labels(),
+                (await _bridge.shared(commands.engine))[0],
             )
         urls = self._model_urls(commands.engine) if model else ()
         closed = await self._phases.use(commands, mode, _egress.rules(urls, hosts))
@@ -232,20 +229,33 @@ class DockerBox(BoxFiles):
         labels = self._image_labels()
         return await _layers.stack(engine, image, layers, platform=self.options.platform, labels=labels)
 
-    async def _open_container(self, engine: Engine, image: str) -> None:
+    async def _open_container(self, engine: Engine, image: str) -> str:
+        """Create and start the container; returns the name of its image."""
+        try:
+            await self._try_to_open(engine, image)
+        except BoxError as error:
+            if not engine.memory.is_outdated(error):
+                raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+            # Somebody has removed what an earlier box had.
+            engine.memory.forget()
+            if self._container_id:
+                await call(_owner.remove_container, engine, self._container_id)
+            image = await self._image(engine)
+            await self._try_to_open(engine, image)
+        return image
+
+    async def _try_to_open(self, engine: Engine, image: str) -> None:
         if not await self._create(engine, await self._with_layers(engine, image)):
             # The engine is elsewhere, although its socket is here.
             self._shared = False
             await self._create(engine, await self._with_layers(engine, image))
-        try:
-            if not self._shared and not self._foreign:
-                await call(_container.make_directories, engine, self._container_id, self._user)
-            await call(engine.client.api.start, self._container_id)
-        except BoxError as error:
-            raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
+        if not self._shared and not self._foreign:
+            await call(_container.make_directories, engine, self._container_id, self._user)
+        await call(engine.client.api.start, self._container_id)
 
     async def _create(self, engine: Engine, image: str) -> bool:
         """Create the container; False if the engine does not see the files that it is to share."""
+        network, warning = await _bridge.shared(engine)
         plan = _container.Plan(
             image=image,
             name=f"ageval-{self._id}",
@@ -254,6 +264,7 @@ class DockerBox(BoxFiles):
             labels=self._labels(),
             files=self._files if self._shared else None,
             project=self._compose,
+            bridge=network,
             closed=self._closed,
             working_dir="/" if self._foreign else WORKSPACE,
             shown=_layers.shown(self.spec.layers),
@@ -265,8 +276,8 @@ class DockerBox(BoxFiles):
         except BoxError as error:
             if self._shared and "bind source path does not exist" in error.message:
                 return False
-            raise BoxError(error.title, f"{image}: {error.message}", detail=error.detail) from error
-        self.warnings += said
+            raise
+        self.warnings += [*said, *([warning] if warning is not None and plan.uses_bridge else ())]
         return True
 
     @property
@@ -275,16 +286,7 @@ class DockerBox(BoxFiles):
         return bool(self.options.layout == "image")
 
     def _variables(self) -> dict[str, str]:
-        own = {} if self._foreign else {"LANG": "C.UTF-8", "HOME": HOME}
-        return {
-            **own,
-            "AGEVAL_WORKSPACE": WORKSPACE,
-            "AGEVAL_ARTIFACTS": ARTIFACTS,
-            "AGEVAL_EVALUATION": EVALUATION,
-            "AGEVAL_ATTEMPT_ID": self.spec.attempt_id,
-            **(_egress.variables() if self._closed is not None else {}),
-            **self.options.environment,
-        }
+        return _layout.variables(self.spec.attempt_id, self.options, closed=self._closed is not None)
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -427,14 +429,15 @@ class DockerBox(BoxFiles):
         With ``background: keep``, what has detached itself (a server that the task asked for) goes on.
         """
         commands = self._running
-        ended = await commands.end("", 0.5, keep=self._keeps)
+        # With a limit of memory a command must look what the kernel has ended; else the engine knows.
+        idle = not self.spec.resources.get("memory_mb") and await commands.idle()
+        ended = [] if idle else await commands.end("", 0.5, keep=self._keeps)
         for transport in self._transports:
             await transport.wait(2.0)
             await transport.close()
         self._transports.clear()
-        killed = await commands.oom_kills()
-        if killed:
-            self.warnings.append(f"the kernel ended {killed} process(es) for want of memory")
+        if commands.ooms:
+            self.warnings.append(f"the kernel ended {commands.ooms} process(es) for want of memory")
         return ended
 
     async def stop(self, *, delete: bool = True) -> None:
@@ -446,7 +449,10 @@ class DockerBox(BoxFiles):
         if engine is not None and self._owned:
             if self._creating is not None:
                 await asyncio.wait({self._creating}, timeout=5)
-            await call(_owner.remove_all, engine, self._id)
+            if self._alone:
+                await call(_owner.remove_container, engine, self._container_id)
+            else:
+                await call(_owner.remove_all, engine, self._id)
             if interrupted:
                 # What the engine was still making when `start` was cancelled.
                 await asyncio.sleep(0.5)
