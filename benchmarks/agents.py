@@ -1,6 +1,6 @@
 """Every coding agent at one real task, on one or more kinds of box, with a scripted model: does it run?
 
-    python benchmarks/agents.py --box local --box docker --box ssh [--agent NAME ...]
+    python -m benchmarks.agents --box local --box docker --box ssh [--agent NAME ...]
 
 Prints one row a pair of agent and box: version, verdict, whether its calls passed the model gateway, where
 the figures of its usage come from, with its prompt and completion tokens, seconds from the start of the

@@ -1,6 +1,6 @@
 """From nothing to a box in which a command can run, and away again: local (both), docker, ssh.
 
-    python benchmarks/boxes.py --times 15
+    python -m benchmarks.boxes --times 15
 
 The docker box is of the image ageval-attempt:base; the ssh box is on an sshd that this program starts on
 loopback. A kind that cannot be used here is passed over.

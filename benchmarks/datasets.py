@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+#: Who does the work of a task, see `make`.
+Shape = Literal["scripts", "shell"]
+
 RUN = """\
 from ageval_sdk import RunContext, RunTerminal
 
@@ -61,7 +64,7 @@ agent_profiles:
 """
 
 
-def make(root: Path, tasks: int, shape: Literal["scripts", "shell"] = "scripts") -> Path:
+def make(root: Path, tasks: int, shape: Shape = "scripts") -> Path:
     """A data set of `tasks` trivial tasks for the local box.
 
     "scripts": run.py and evaluator.py do all, without a role. "shell": the role `solver` works in the box

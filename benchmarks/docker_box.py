@@ -1,6 +1,6 @@
 """What the docker box adds to the engine's own calls, and what a whole attempt in a container costs.
 
-    python benchmarks/docker_box.py --pairs 15 --attempts 20
+    python -m benchmarks.docker_box --pairs 15 --attempts 20
 
 First pairs, one after the other: the bare calls of the Docker SDK (create, start, copy in, two commands with
 their output and exit code, copy out, remove by force), and a box that is opened, does the same and is
@@ -29,10 +29,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from measure import run
-
 from ageval_boxes.docker_box import DockerBox
-from datasets import make
+from benchmarks.datasets import make
+from benchmarks.measure import run
 from pytest_ageval.box import WORKSPACE, BoxSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -1,6 +1,6 @@
 """The tasks of datasets/harbor with the oracle, by `harbor` and by us: the same rewards, and what each costs.
 
-    python benchmarks/harbor.py --harbor peer/bin/harbor --docker-config DIR --times 3
+    python -m benchmarks.harbor --docker-config DIR --times 3
 
 Both get one copy of the tasks. `harbor` needs the compose plugin of Docker (2.x), which is looked for in
 DIR/cli-plugins. Its containers without a network need images from a registry, so that ``network_mode`` is
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import measure
+from benchmarks import measure, peers
 
 ROOT = Path(__file__).parents[1]
 ENV = {"HARBOR_TELEMETRY": "0"}
@@ -68,15 +68,16 @@ def by_us(tasks: Path, work: Path, at_once: int) -> tuple[measure.Cost, Rewards]
 def main() -> None:
     """Print a table; exit code 1 when the rewards are not the same."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--harbor", type=Path, required=True, help="the program harbor of another environment"
-    )
+    peers.add_option(parser)
     parser.add_argument("--docker-config", type=Path, help="a directory with cli-plugins/docker-compose")
     parser.add_argument("--times", type=int, default=3, help="runs of each, of which the median is shown")
     options = parser.parse_args()
     if options.docker_config is not None:
         ENV["DOCKER_CONFIG"] = str(options.docker_config.absolute())
-    program = options.harbor.absolute()
+    found = peers.find(["harbor"], options.peer_venv).get("harbor")
+    if found is None:
+        return
+    program = Path(found.program)
     with tempfile.TemporaryDirectory(prefix="agb-") as directory:
         work = Path(directory)
         tasks = copy_tasks(work / "tasks")

@@ -1,6 +1,6 @@
 """Many attempts at once, many of which go wrong: does each end as it must, and is nothing left over?
 
-    python benchmarks/soak.py --count 2000 --in-flight 200 --seed 1
+    python -m benchmarks.soak --count 2000 --in-flight 200 --seed 1
 
 Each task has one fault, or none (`soak_tasks.py`), and therefore one right outcome. After the run JUnit XML, the
 record of the suite run and the attempts' results are compared with it; processes, directories, file
@@ -30,12 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import measure
-
-import soak_tasks
+from benchmarks import measure, soak_tasks
+from benchmarks.soak_tasks import DISK_FULL, Kind
 from pytest_ageval.suite import read_suite
 from pytest_ageval.testing.scripted_model import ScriptedModel
-from soak_tasks import DISK_FULL, Kind
 
 #: Kilobytes by which a process may grow for each attempt between a quarter of the run and its end, and besides.
 #: Most of the former is what pytest and its JUnit XML hold: a report with the tails of its logs.
@@ -239,9 +237,7 @@ class Soak:
         for name, attempts, before, after, *_ in self.growth():
             allowed = SLACK + GROWTH * attempts * 3 // 4
             if after - before > allowed:
-                self.wrong(
-                    f"the process {name} grew from {before} to {after} kB, {allowed} kB are allowed"
-                )
+                self.wrong(f"the process {name} grew from {before} to {after} kB, {allowed} kB are allowed")
 
 
 def _title(error: Any) -> str | None:
@@ -301,7 +297,9 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=0, help="processes of pytest-xdist", dest="workers")
     parser.add_argument("--seed", type=int, default=1, help="which faults are drawn")
     parser.add_argument("--think", type=float, default=4.0, help="the most seconds that the model takes")
-    parser.add_argument("--kill-at", type=float, help="kill the session at this part of its attempts, then resume")
+    parser.add_argument(
+        "--kill-at", type=float, help="kill the session at this part of its attempts, then resume"
+    )
     parser.add_argument("--keep", action="store_true", help="do not remove the directory of the run")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -350,7 +348,9 @@ def report(soak: Soak, options: argparse.Namespace, cpu: float, peak: float) -> 
     each = cpu / len(soak.kinds)
     print(f"\nwall {soak.wall:.1f} s, CPU {cpu:.1f} s ({each * 1000:.0f} ms an attempt), ", end="")
     print(f"peak of all processes {peak:.0f} MB\n")
-    print(f"{'process':>9}{'items':>7}{'25 % MB':>9}{'100 % MB':>10}{'kB/item':>9}{'peak MB':>9}{'most files':>12}")
+    print(
+        f"{'process':>9}{'items':>7}{'25 % MB':>9}{'100 % MB':>10}{'kB/item':>9}{'peak MB':>9}{'most files':>12}"
+    )
     for name, attempts, quarter, end, most, files in soak.growth():
         slope = (end - quarter) / max(1, attempts * 3 // 4)
         print(

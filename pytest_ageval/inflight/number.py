@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval.discovery import TASK_FILES
 from pytest_ageval.errors import ConfigError
 from pytest_ageval.inflight.limits import max_sandboxes, workers
 from pytest_ageval.job import Job

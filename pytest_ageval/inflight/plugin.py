@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.collection import TaskItem, has_tasks
+from pytest_ageval.collection import TaskItem
+from pytest_ageval.discovery import has_tasks
 from pytest_ageval.inflight import logs, prints
 from pytest_ageval.inflight.worker import make_scheduler, worker_source
 

@@ -1,0 +1,1 @@
+"""Measurements of what this project costs, beside its peers. Each module is a program: see README.md."""
