@@ -300,6 +300,13 @@ OPTIONS = (
         metavar="DIR",
         alone="default",
     ),
+    Option(
+        "remote_ignore",
+        (),
+        "with --tx ssh=...: files that do not travel, by name or path below the rootdir (repeatable)",
+        "list",
+        metavar="GLOB",
+    ),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
     Option("keep_raw", ("--keep-raw",), "keep the agents' own logs in the evidence", "flag"),
