@@ -51,7 +51,7 @@ class Agent:
         self.running = base / sweep.RUNNING
         self.running.mkdir(mode=0o700)
         self.finished = False
-        self._shipper = Shipper(channel.send, Places(str(base)).here)
+        self._shipper = Shipper(channel.send, Places(str(base)))
         self._ledger = HostLedger(self.running / "ledger") if budget else None
         self._spool: Spool | None = None
 

@@ -338,7 +338,7 @@ class Across:
     def _telling(host: Host) -> Any:
         def tell(spent: dict[str, Any]) -> None:
             with contextlib.suppress(HostError):
-                host.send(("call", (0, "others", (spent,))))
+                host.send(("call", 0, "others", (spent,)))
 
         return tell
 

@@ -27,7 +27,7 @@ class Link:
         self.places = places
         self.running = running
         self._channel = channel
-        self._shipper = Shipper(channel.send, places.here)
+        self._shipper = Shipper(channel.send, places)
         self._answers: dict[int, tuple[threading.Event, list[Any]]] = {}
         self._count = 0
         self._lock = threading.Lock()

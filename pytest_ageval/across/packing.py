@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -60,23 +61,29 @@ class _Exactly:
         return data.ljust(size, b"\0")
 
 
+Links = Callable[[Path, str], str]
+Contents = Callable[[Path, str], bytes | None]
+
+
 def pack(
     entries: Iterable[tuple[Path, str]],
     send: Callable[[bytes], object],
-    links: Callable[[Path, str], str] = lambda path, target: target,
+    links: Links = lambda path, target: target,
+    contents: Contents = lambda path, name: None,
 ) -> tuple[str, int]:
     """Send files, directories and symbolic links, each under a name; returns the digest and their number.
 
-    What cannot be read is left out. `links` gives the target of a link as it is to be.
+    What cannot be read is left out. `links` gives the target of a link as it is to be, and `contents` what is
+    to be in a file in place of what is.
     """
     outlet, count = _Outlet(send), 0
     with tarfile.open(fileobj=cast("BinaryIO", outlet), mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for path, name in entries:
-            count += _add(tar, path, name, links)
+            count += _add(tar, path, name, links, contents)
     return outlet.finish(), count
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str, links: Callable[[Path, str], str]) -> bool:
+def _add(tar: tarfile.TarFile, path: Path, name: str, links: Links, contents: Contents) -> bool:
     try:
         tar.inodes = {}  # type: ignore[attr-defined]  # a second name of a file is a file of its own
         info = tar.gettarinfo(path, name)
@@ -88,6 +95,10 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, links: Callable[[Path, str
             info.linkname = links(path, info.linkname)
         if not info.isreg():
             tar.addfile(info)
+            return True
+        if (data := contents(path, name)) is not None:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
             return True
         with path.open("rb") as stream:
             tar.addfile(info, cast("BinaryIO", _Exactly(stream, info.size)))

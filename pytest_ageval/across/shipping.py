@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ageval.across.packing import Broken, Spool, below, pack, unpack_in_place_of
+from pytest_ageval.across.places import Places
+
+#: Files of an attempt in which its own paths stand, and how large one may be to be changed.
+_NAMING = ("activity.jsonl", "facts.jsonl", "summary.json")
+NAMING_LIMIT = 64 * 1024 * 1024
 
 #: Messages that an `Intake` understands.
 WORDS = frozenset(("ship", "data", "shipped"))
@@ -21,17 +26,25 @@ WORDS = frozenset(("ship", "data", "shipped"))
 class Shipper:
     """The host's side. `send` takes one message; only one directory is under way at a time."""
 
-    def __init__(self, send: Callable[[Any], object], here: Callable[[str | Path], Path]) -> None:
+    def __init__(self, send: Callable[[Any], object], places: Places) -> None:
         self._send = send
-        self._here = here
+        self._places = places
         self._lock = threading.Lock()
 
     def ship(self, directory: Path) -> None:
         """Send a directory. Raises OSError when the connection is gone."""
         with self._lock:
-            self._send(("ship", str(self._here(directory))))
-            digest, _ = pack(below(directory), lambda chunk: self._send(("data", chunk)))
+            self._send(("ship", str(self._places.here(directory))))
+            digest, _ = pack(
+                below(directory), lambda chunk: self._send(("data", chunk)), contents=self._contents
+            )
             self._send(("shipped", digest))
+
+    def _contents(self, path: Path, name: str) -> bytes | None:
+        """What names files of the attempt names those that arrive."""
+        if name not in _NAMING or path.stat().st_size > NAMING_LIMIT:
+            return None
+        return path.read_bytes().replace(f"{self._places.base}/".encode(), b"/")
 
 
 class Intake:

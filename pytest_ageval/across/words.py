@@ -174,7 +174,7 @@ class Words:
         for host in self.across.hosts.values():
             if host is not source and host.here:
                 with contextlib.suppress(HostError):
-                    host.send(("call", (0, "verdicts", ([(name, line)],))))
+                    host.send(("call", 0, "verdicts", ([(name, line)],)))
 
 
 def _whole(directory: Path) -> Iterator[tuple[Path, str]]:

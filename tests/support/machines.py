@@ -45,6 +45,8 @@ class Machine:
     address: str
     directory: Path
     config: Path
+    #: This machine, as that one reaches it.
+    gateway: str
 
     def spec(self, python: str = sys.executable) -> str:
         return f"ssh={self.name}//ssh_config={self.config}//python={python}"
@@ -95,7 +97,7 @@ def machine(name: str, number: int, directory: Path, hidden: Path) -> Iterator[M
     here, there = (f"{prefix[0]}.{int(prefix[1]) + n}" for n in (1, 2))
     for part in ("tmp", "home", "keys"):
         (directory / part).mkdir(parents=True, mode=0o700)
-    found = Machine(name, namespace, there, directory, directory / "ssh_config")
+    found = Machine(name, namespace, there, directory, directory / "ssh_config", here)
     _configure(found)
     _run("ip", "netns", "add", namespace)
     server = None
@@ -103,7 +105,7 @@ def machine(name: str, number: int, directory: Path, hidden: Path) -> Iterator[M
         _run("ip", "link", "add", namespace, "type", "veth", "peer", "name", "eth0", "netns", namespace)
         _run("ip", "addr", "add", f"{here}/30", "dev", namespace)
         _run("ip", "link", "set", namespace, "up")
-        for words in (("addr", "add", f"{there}/30", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up")):
+        for words in (("addr", "add", f"{there}/30", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up"), ("route", "add", "default", "via", here)):
             _run("ip", "-n", namespace, *words)
         script = f"mount -t tmpfs tmpfs '{hidden}' && exec {PROGRAM} -D -e -f '{directory}/sshd_config'"
         with open(directory / "log", "ab") as log:
