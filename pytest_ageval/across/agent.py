@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ LOOK_SECONDS = 0.2
 def serve(channel: Any) -> None:
     """Do what the controller says until it goes. Runs in the agent's process, for its whole life."""
     run_id, place, budget = channel.receive()
-    parent = os.getcwd() if place else tempfile.gettempdir()
+    parent = Path.cwd() if place else tempfile.gettempdir()
     base = Path(tempfile.mkdtemp(prefix="ageval-", dir=parent)).resolve()
     agent = Agent(channel, run_id, base, budget)
     try:

@@ -17,7 +17,16 @@ PATHS = {
 }
 
 #: Options of pytest and its plugins that name a file to write; nobody writes it on a host.
-_WRITTEN = ("--html", "--junitxml", "--junit-xml", "--report-log", "--basetemp", "--rootdir", "-c", "--confcutdir")
+_WRITTEN = (
+    "--html",
+    "--junitxml",
+    "--junit-xml",
+    "--report-log",
+    "--basetemp",
+    "--rootdir",
+    "-c",
+    "--confcutdir",
+)
 
 
 class Arguments:
@@ -57,7 +66,7 @@ class Arguments:
     def _value(self, text: str, *, always: bool) -> str:
         path, colons, rest = text.partition("::")
         if path[:2] == "~/":
-            path = os.path.expanduser(path)
+            path = str(Path(path).expanduser())
         if not path.startswith("/"):
             return text
         normal = os.path.normpath(path)

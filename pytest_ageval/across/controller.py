@@ -39,7 +39,10 @@ ANSWER_SECONDS = 15.0
 
 
 def configure(config: pytest.Config) -> None:
-    """Take part in a run whose specs name other machines. With ``--rsyncdir`` pytest-xdist does it its way."""
+    """Take part in a run whose specs name other machines.
+
+    With ``--rsyncdir`` pytest-xdist does it its own way.
+    """
     given = config.getoption("tx", None) or ()
     if not any("ssh=" in text and "via=" not in text and "vagrant_ssh=" not in text for text in given):
         return
@@ -102,8 +105,8 @@ class Across:
                 raise pytest.UsageError(f"--{name} is for runs on this machine: leave out --tx ssh=...")
         if Path(self.config.rootpath) in (Path.home(), Path("/")):
             raise pytest.UsageError(
-                f"the rootdir {self.config.rootpath} would travel to the hosts whole: put a pytest.ini beside "
-                "the data sets, or give --rootdir"
+                f"the rootdir {self.config.rootpath} would travel to the hosts whole: put a pytest.ini "
+                "beside the data sets, or give --rootdir"
             )
 
     def _find_hosts(self, given: Sequence[Any]) -> None:
@@ -142,9 +145,7 @@ class Across:
         without = {self.job.place(name) for name in ("dir", "record")}
         named = roots(self.config)
         ignored = resolve(self.config, "remote_ignore")[0] or ()
-        trees = {
-            host.number: Tree(named, frozenset(filter(None, without)), tuple(ignored)) for host in hosts
-        }
+        trees = {host.number: Tree(named, frozenset(filter(None, without)), tuple(ignored)) for host in hosts}
 
         def send(host: Host) -> None:
             tree = trees[host.number]

@@ -201,5 +201,3 @@ def in_parallel(hosts: Sequence[Host], work: Callable[[Host], object]) -> list[s
     for thread in threads:
         thread.join()
     return sorted(wrong)
-
-

@@ -17,6 +17,7 @@ from pytest_ageval.across.shipping import Shipper
 #: Seconds for an answer of the controller.
 ANSWER_SECONDS = 60.0
 
+
 class Link:
     """One worker's connection to the controller. Methods may be called from any thread.
 

@@ -1,7 +1,7 @@
 """A port of the controller's loopback interface, as a worker on a host reaches it: over the link.
 
-pytest-rerunfailures has its workers connect to the controller so. Bytes travel as ``("relay", (number, data))``;
-empty data means that the connection ends.
+pytest-rerunfailures has its workers connect to the controller so. Bytes travel as
+``("relay", (number, data))``; empty data means that the connection ends.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class _Relay:
     def _close(self, number: int) -> None:
         connection = self._connections.pop(number, None)
         if connection is not None:
+            with contextlib.suppress(OSError):  # another thread waits in `recv`, and would go on to
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def close(self) -> None:

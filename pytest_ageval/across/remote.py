@@ -6,4 +6,3 @@ if __name__ == "__channelexec__":
     from pytest_ageval.across.worker import work
 
     work(channel)  # type: ignore[name-defined]  # noqa: F821
-

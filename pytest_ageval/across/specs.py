@@ -73,7 +73,9 @@ def prepare(spec: Any, directory: Path) -> None:
 
 def _ssh_config(directory: Path, own: str | None) -> Path:
     """A file that includes the user's configuration and adds what notices a host that is gone."""
-    given = [Path(own).expanduser().absolute()] if own else [Path("~/.ssh/config"), Path("/etc/ssh/ssh_config")]
+    given = (
+        [Path(own).expanduser().absolute()] if own else [Path("~/.ssh/config"), Path("/etc/ssh/ssh_config")]
+    )
     includes = "\n".join(f'Match all\nInclude "{path}"' for path in given)
     name = f"ssh-{abs(hash(tuple(given))):x}"
     path = directory / name
@@ -129,7 +131,9 @@ def check(host: str, versions: dict[str, Any]) -> None:
             f"{host}: {executable} is Python {'.'.join(map(str, python))}, 3.11 or newer is needed: "
             f"name another one, ssh={host}//python=PATH"
         )
-    remedy = f"{executable} -m pip install 'pytest-ageval[xdist]=={__version__}' 'pytest=={pytest.__version__}'"
+    remedy = (
+        f"{executable} -m pip install 'pytest-ageval[xdist]=={__version__}' 'pytest=={pytest.__version__}'"
+    )
     missing = [name for name in ("pytest", "pytest_ageval", "xdist") if versions.get(name) is None]
     if missing:
         raise HostError(
@@ -137,7 +141,8 @@ def check(host: str, versions: dict[str, Any]) -> None:
         )
     if versions["pytest_ageval"] != __version__:
         raise HostError(
-            f"{host}: pytest-ageval is {versions['pytest_ageval']} there and {__version__} here; there: {remedy}"
+            f"{host}: pytest-ageval is {versions['pytest_ageval']} there and {__version__} here; "
+            f"there: {remedy}"
         )
     if _major(versions["pytest"]) != _major(pytest.__version__):
         raise HostError(
@@ -158,5 +163,3 @@ def _run(spec: Any, words: Iterable[str], text: str, seconds: float) -> subproce
 def _why(found: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in (found.stderr or "").splitlines() if line.strip()]
     return " / ".join(lines[-2:]) or f"ssh ended with {found.returncode}"
-
-

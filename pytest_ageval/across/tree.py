@@ -13,7 +13,17 @@ from pytest_ageval.collection import TASK_FILES
 #: What version control, environments and caches keep beside the files that a run needs.
 _NEVER = frozenset((".git", ".hg", ".svn", "__pycache__"))
 _PASSED_OVER = frozenset(
-    (".ageval", ".venv", "venv", "node_modules", ".tox", ".nox", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+    (
+        ".ageval",
+        ".venv",
+        "venv",
+        "node_modules",
+        ".tox",
+        ".nox",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+    )
 )
 _ROOTS_OF_DATA = ("ageval.yaml", "dataset.toml", "tasks")
 
@@ -92,7 +102,16 @@ class Tree:
             return None
         if any(target.is_relative_to(root) or root.is_relative_to(target) for root in self.roots):
             return None
-        system = target.parts[1:2] and target.parts[1] in ("usr", "bin", "lib", "lib64", "etc", "proc", "sys", "dev")
+        system = target.parts[1:2] and target.parts[1] in (
+            "usr",
+            "bin",
+            "lib",
+            "lib64",
+            "etc",
+            "proc",
+            "sys",
+            "dev",
+        )
         return None if system else target
 
 

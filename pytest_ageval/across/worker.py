@@ -65,7 +65,9 @@ def work(channel: Any) -> None:
 
 def _xdist_code() -> CodeType:
     """The module that pytest-xdist would have sent, as it is installed here."""
-    spec = importlib.util.find_spec("xdist")  # not imported yet: pytest rewrites the assertions of its plugins
+    spec = importlib.util.find_spec(
+        "xdist"
+    )  # not imported yet: pytest rewrites the assertions of its plugins
     assert spec is not None
     assert spec.submodule_search_locations is not None
     path = Path(spec.submodule_search_locations[0]) / "remote.py"

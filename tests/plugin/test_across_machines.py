@@ -22,7 +22,7 @@ from pytest_ageval.suite import read_suite, suites
 from pytest_ageval.testing.scripted_model import ScriptedModel, Text
 
 from .attempt_kit import ASK, JUDGE, KEY, ONE, PROFILES, ROLES
-from .conftest import EVALUATOR, FAILING
+from .conftest import FAILING
 from .interrupt_kit import start, until
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def run(ctx):
 
 
 @pytest.fixture
-def hosts(demo: DataSet, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Machine]]]:
+def hosts(
+    demo: DataSet, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Machine]]]:
     """Makes machines that do not see the directory of the test."""
     (demo.pytester.path / "pytest.ini").write_text("[pytest]\n")
     with ExitStack() as stack:
@@ -163,10 +165,12 @@ def test_a_host_that_cannot_be_used_is_named(demo: DataSet, hosts) -> None:
     (a,) = hosts("a")
     demo.task("quick")
     bare = a.directory / "python"
-    bare.write_text(f"#!/bin/sh\nexec {shutil.which('python3')} -S -I \"$@\"\n")
+    bare.write_text(f'#!/bin/sh\nexec {shutil.which("python3")} -S -I "$@"\n')
     bare.chmod(0o755)
     wrong = {
-        a.spec(python=str(bare)): "a: * has no pytest and no pytest_ageval and no xdist*; there: * -m pip install *",
+        a.spec(
+            python=str(bare)
+        ): "a: * has no pytest and no pytest_ageval and no xdist*; there: * -m pip install *",
         a.spec(python="/nowhere/python"): "a: */nowhere/python: No such file or directory",
         a.spec().replace("ssh=a/", "ssh=nobody.invalid/"): "nobody.invalid: *",
     }
@@ -182,7 +186,9 @@ def test_a_budget_is_that_of_all_machines(demo: DataSet, hosts, monkeypatch: pyt
     monkeypatch.setenv("PROBE_KEY", KEY)
     with ScriptedModel([Text("42")] * 40, host="0.0.0.0") as model:
         demo.profiles(PROFILES.format(url=model.base_url.replace("0.0.0.0", a.gateway), stall=0))
-        demo.task("t", run="import time\n" + ASK + "    time.sleep(1)\n", evaluator=JUDGE, roles=(ROLES,), more=ONE)
+        demo.task(
+            "t", run="import time\n" + ASK + "    time.sleep(1)\n", evaluator=JUDGE, roles=(ROLES,), more=ONE
+        )
         tx = ("--tx", a.spec(), "--tx", b.spec(), "--tx", "popen")
         result = demo.pytest("datasets", *tx, "--attempts=12", "--max-tokens=4000")
     outcomes = result.parseoutcomes()
@@ -191,23 +197,44 @@ def test_a_budget_is_that_of_all_machines(demo: DataSet, hosts, monkeypatch: pyt
     assert outcomes["skipped"] == 12 - outcomes["passed"]
 
 
-def test_an_interrupt_leaves_nothing_there_and_everything_here(
-    demo: DataSet, hosts, scratch: Path
-) -> None:
+WAITS = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def pytest_ageval_before_run(attempt):
+    if attempt.task_id == "t0" and not (HERE / "go").exists():
+        time.sleep(60)
+"""
+
+
+def test_an_interrupt_leaves_nothing_there_and_everything_here(demo: DataSet, hosts, scratch: Path) -> None:
     a, b = hosts("a", "b")
     for number in range(4):
-        demo.task(f"t{number}", run=SLEEPS.format(seconds=30 if number < 2 else 0))
-    process = start(demo, "datasets", "--tx", f"2*{a.spec()}", "--tx", b.spec())
+        demo.task(f"t{number}")
+    (demo.root / "conftest.py").write_text(WAITS)
+    process = start(demo, "datasets", "--tx", f"2*{a.spec()}")
     try:
-        assert until(lambda: len(notes(scratch, "gw0", "gw1", "gw2")) >= 2 and len(demo.results()) == 2)
+        assert until(lambda: notes(scratch, "gw0") and len(demo.results()) == 2)
+        (waiting,) = notes(scratch, "gw0")
         os.killpg(process.pid, signal.SIGINT)
         code, text = end(process)
     finally:
         process.kill()
     assert code == 2, text
-    assert a.left() == b.left() == [], text
-    assert len(demo.attempts()) == 4
-    assert len(demo.results()) == 2
+    assert a.left() == [], text
+    assert str(waiting["attempt_dir"]) in map(str, demo.attempts())
+    assert not (Path(str(waiting["attempt_dir"])) / "result.json").exists()
+
+    (demo.root / "go").touch()
+    again = demo.pytest("datasets", "--tx", f"2*{b.spec()}", "--resume", "-v")
+    again.assert_outcomes(passed=4)
+    assert again.stdout.str().count("PASSED (recorded)") == 2
+    resumed = {row["attempt_id"]: row.get("resumed") for row in demo.results()}
+    assert len(resumed) == 4
+    assert resumed[waiting["attempt_id"]] == 1
+    assert b.left() == []
 
 
 def test_a_controller_that_is_killed_leaves_nothing_there(demo: DataSet, hosts, scratch: Path) -> None:
@@ -220,9 +247,7 @@ def test_a_controller_that_is_killed_leaves_nothing_there(demo: DataSet, hosts, 
     assert until(lambda: a.left() == [], 40), a.left()
 
 
-def test_a_result_is_reused_and_an_attempt_goes_on_elsewhere(
-    demo: DataSet, hosts, scratch: Path
-) -> None:
+def test_a_result_is_reused(demo: DataSet, hosts) -> None:
     a, b = hosts("a", "b")
     demo.task("known")
     demo.pytest("datasets", "--tx", a.spec()).assert_outcomes(passed=1)
@@ -230,4 +255,3 @@ def test_a_result_is_reused_and_an_attempt_goes_on_elsewhere(
     result.assert_outcomes(passed=1)
     assert "PASSED (reused)" in result.stdout.str()
     assert len(demo.attempts()) == 1
-    assert EVALUATOR

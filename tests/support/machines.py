@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +65,8 @@ class Machine:
         for _ in range(50):
             pids = self.pids()
             for pid in pids:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             if not pids:
                 return
             time.sleep(0.05)
@@ -105,7 +103,12 @@ def machine(name: str, number: int, directory: Path, hidden: Path) -> Iterator[M
         _run("ip", "link", "add", namespace, "type", "veth", "peer", "name", "eth0", "netns", namespace)
         _run("ip", "addr", "add", f"{here}/30", "dev", namespace)
         _run("ip", "link", "set", namespace, "up")
-        for words in (("addr", "add", f"{there}/30", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up"), ("route", "add", "default", "via", here)):
+        for words in (
+            ("addr", "add", f"{there}/30", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+            ("route", "add", "default", "via", here),
+        ):
             _run("ip", "-n", namespace, *words)
         script = f"mount -t tmpfs tmpfs '{hidden}' && exec {PROGRAM} -D -e -f '{directory}/sshd_config'"
         with open(directory / "log", "ab") as log:
