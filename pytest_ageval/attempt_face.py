@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval import portal, recorded, sequencer
+from pytest_ageval import across, portal, recorded, sequencer
 from pytest_ageval.box import Box
 from pytest_ageval.errors import AgevalError, BoxError, TaskFailed
 from pytest_ageval.faces import BoxFace
@@ -227,6 +227,7 @@ class AttemptFace:
             try:
                 portal.run(self.raw.cleanup())
             finally:
+                self._ship()
                 self._remove_note()
         if self.started is not None and self.started.cleanup_error is not None:
             raise self.started.cleanup_error
@@ -237,6 +238,8 @@ class AttemptFace:
         kept = self.raw.cleanup_warning or (error is not None and error.title == "interrupted")
         if self._note is not None and not kept:
             self._note.unlink(missing_ok=True)
+            if (link := across.current()) is not None:
+                link.noted(self._note.name, None)
 
     # -- ahead of its turn -----------------------------------------------------------------------
 
@@ -254,7 +257,22 @@ class AttemptFace:
         """Its item's turn never comes: see that it is over, for so many seconds."""
         assert self.started is not None
         if self.started.wait(seconds):
+            self._ship()
             self._remove_note()
+
+    def _ship(self) -> None:
+        """On another machine than the controller's: the evidence goes there, before the report does."""
+        if (link := across.current()) is not None:
+            link.ship(*self._evidence())
+
+    def _evidence(self) -> Iterator[Path]:
+        yield self.directory
+        if self.raw.options.export is not None and self.raw.evidence.layout.result.is_file():
+            from pytest_ageval.export.harbor import job_name, jobs_directory, trial_name
+            from pytest_ageval.export.source import Recorded
+
+            attempt = Recorded(self.directory)
+            yield jobs_directory(self.directory) / job_name(attempt) / trial_name(attempt)
 
     def _write_note(self) -> None:
         """Leave word of what this process is at, for whoever finds it dead."""
@@ -262,15 +280,16 @@ class AttemptFace:
         directory.mkdir(mode=0o700, exist_ok=True)
         # Several attempts of a process can be in flight: each has its own.
         self._note = directory / f"{self.raw.identity.worker}.{self.raw.identity.attempt_id}.json"
-        text = json.dumps(
-            {
-                "nodeid": self.item.nodeid,
-                "attempt_dir": str(self.directory),
-                "attempt_id": self.raw.identity.attempt_id,
-                "pid": os.getpid(),
-                **describe(self),
-            }
-        )
+        note = {
+            "nodeid": self.item.nodeid,
+            "attempt_dir": str(self.directory),
+            "attempt_id": self.raw.identity.attempt_id,
+            "pid": os.getpid(),
+            **describe(self),
+        }
+        if (link := across.current()) is not None:
+            link.noted(self._note.name, note)
+        text = json.dumps(note)
         temporary = self._note.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._note)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_ageval.accounting import Ledger
+    from pytest_ageval.across.host import Host
 
 #: Exit codes of ``--ageval-exit=verdict``; pytest and its plugins use 0 to 7.
 EXIT_FAILS = 8
@@ -69,6 +70,8 @@ class Controller:
         self.unbound: dict[str, list[str]] = {}
         #: Attempts that were not begun, with the budget that was used up.
         self.not_run: dict[str, str] = {}
+        #: Attempts that ran on other machines, whose boxes are not ours to look for.
+        self._elsewhere: set[str] = set()
         self.failures = Failures()
         self.usage_error: str | None = None
         self.html_report: Any = None
@@ -133,6 +136,8 @@ class Controller:
         data = getattr(report, "ageval", None)
         if data is not None and report.outcome != "rerun":  # type: ignore[comparison-overlap]
             self.results[report.nodeid] = data
+            if self._host(getattr(report, "worker_id", "")) is not None:
+                self._elsewhere.add(report.nodeid)
         unbound = getattr(report, "ageval_unbound", None)
         if unbound:
             self.unbound[report.nodeid] = unbound
@@ -174,7 +179,7 @@ class Controller:
         """A worker is gone. If it died, its boxes are still there."""
         output = getattr(node, "workeroutput", None) or {}
         self.usage_error = output.get("ageval_usage_error", self.usage_error)
-        if error and self._ran_attempts():
+        if error and self._ran_attempts() and self._host(node.gateway.id) is None:
             kinds = {
                 str(note["box"]) for note in self._notes(node.gateway.id) if "box" in note
             } or self._kinds()
@@ -186,11 +191,15 @@ class Controller:
         if not has_tasks([crashitem], self.config.rootpath):
             return
         gateway = report.node.gateway.id
+        host = self._host(gateway)
         note = next((n for n in self._notes(gateway) if n.get("nodeid") == crashitem), {})
         where = note.get("attempt_dir")
-        message = f"the process {gateway} died while it ran this attempt" + (
-            f"; its evidence so far: {where}" if where else ""
-        )
+        if host is None or host.lost is None:
+            message = f"the process {gateway} died while it ran this attempt" + (
+                f"; its evidence so far: {where}" if where else ""
+            )
+        else:
+            message = f"the host {host.name} was lost while {gateway} ran this attempt there: {host.lost}"
         report.location = (report.location[0], None, crashitem.partition("::")[2])
         report.longrepr = f"WorkerCrashed: {message}"
         if crashitem in self.results:
@@ -218,6 +227,11 @@ class Controller:
             ("ageval.error.title", "worker_crashed"),
             *((f"ageval.{name}", str(note[name])) for name in SHOWN_OF_CRASH if note.get(name)),
         ]
+
+    def _host(self, gateway: str) -> Host | None:
+        """The other machine on which a worker runs; None for this one."""
+        across = self.config.pluginmanager.getplugin("ageval-across")
+        return None if across is None else across.owns(gateway)
 
     def _notes(self, gateway: str) -> list[dict[str, Any]]:
         """What a worker wrote down about the attempts that it is at."""
@@ -297,8 +311,12 @@ class Controller:
 
     def _kinds(self) -> set[str]:
         """Kinds of the boxes of this run, those of attempts that did not end included."""
-        notes = [_read(path) for path in self._running.glob("*.json")]
-        return {str(row["box"]) for row in (*self.results.values(), *notes) if row.get("box")}
+        notes = [_read(path) for path in self._running.glob("*.json") if self._is_here(path.name)]
+        rows = (row for nodeid, row in self.results.items() if nodeid not in self._elsewhere)
+        return {str(row["box"]) for row in (*rows, *notes) if row.get("box")}
+
+    def _is_here(self, note: str) -> bool:
+        return self._host(note.partition(".")[0]) is None
 
     def _reap(self, kinds: set[str], **labels: str) -> None:
         """Remove boxes by their labels. A kind that cannot be swept is told and stops nobody."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ageval import options, sequencer
+from pytest_ageval import across, options, sequencer
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def run_id(config: pytest.Config) -> str:
 
 def running_dir(config: pytest.Config) -> Path:
     """Where processes of this run note what they are at; exists while attempts run."""
-    return Path(tempfile.gettempdir()) / f"ageval-{run_id(config)}"
+    link = across.current()
+    return link.running if link is not None else Path(tempfile.gettempdir()) / f"ageval-{run_id(config)}"
 
 
 def work_dir(config: pytest.Config) -> Path:
@@ -358,6 +359,8 @@ class Job:
             self.registry,
             credentials=credentials and self.place("replay") is None,
         )
+        if (link := across.current()) is not None:
+            link.export(getattr(self.registry.box(locked.box.kind), "key_name", None))
         if locked.budget.max_cost_usd is not None or self.option("max_cost") is not None:
             from pytest_ageval.config.prices import check_priced
 

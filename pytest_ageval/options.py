@@ -333,6 +333,13 @@ OPTIONS = (
         metavar="DIR",
         alone="default",
     ),
+    Option(
+        "remote_ignore",
+        (),
+        "with --tx ssh=...: files that do not travel, by name or path below the rootdir (repeatable)",
+        "list",
+        metavar="GLOB",
+    ),
     Option("keep_workspace", ("--keep-workspace",), "leave the boxes' directories", "flag"),
     Option("trust_tasks", ("--trust-tasks",), "let run.py and evaluator.py do what you can do", "flag"),
     Option(

@@ -94,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(SuiteRecorder(config, controller.interrupts), "ageval-suites")
     wiring.register(config)
     _configure_in_flight(config)
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+        _configure_hosts(config)
 
 
 def _configure_in_flight(config: pytest.Config) -> None:
@@ -105,6 +107,13 @@ def _configure_in_flight(config: pytest.Config) -> None:
         from pytest_ageval.inflight.plugin import InFlight
 
         config.pluginmanager.register(InFlight(config), "ageval-in-flight")
+
+
+def _configure_hosts(config: pytest.Config) -> None:
+    if any("ssh=" in str(text) for text in config.getoption("tx")):
+        from pytest_ageval.across.controller import configure
+
+        configure(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -108,23 +108,36 @@ class Sequencer:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """An attempt is settled (again, if it was repeated: the last time counts)."""
-        data = getattr(report, "ageval", None)
-        if data is None or report.outcome == "rerun" or not data.get("variant"):  # type: ignore[comparison-overlap]
+        found = _line(report)
+        if found is None:
             return
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._path(_key(report.nodeid, data["variant"])).open("ab", buffering=0) as stream:
-            stream.write(f"{data['attempt']} {data['status']}\n".encode())
-
-    def _path(self, key: str) -> Path:
-        return self._directory / hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        with (self._directory / found[0]).open("ab", buffering=0) as stream:
+            stream.write(found[1].encode())
 
     def _read(self, key: str) -> dict[int, str]:
         try:
-            lines = self._path(key).read_text("ascii").splitlines()
+            lines = (self._directory / _name(key)).read_text("ascii").splitlines()
         except FileNotFoundError:
             return {}
         rows = [line.split() for line in lines]
         return {int(number): status for number, status in rows}
+
+
+def line_of(config: pytest.Config, report: pytest.TestReport) -> tuple[str, str] | None:
+    """The file of the verdicts that a report adds to, and the line; None unless their number is open."""
+    return _line(report) if config.pluginmanager.hasplugin("ageval-tally") else None
+
+
+def _line(report: pytest.TestReport) -> tuple[str, str] | None:
+    data = getattr(report, "ageval", None)
+    if data is None or report.outcome == "rerun" or not data.get("variant"):  # type: ignore[comparison-overlap]
+        return None
+    return _name(_key(report.nodeid, data["variant"])), f"{data['attempt']} {data['status']}\n"
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _key(nodeid: str, variant: str) -> str:

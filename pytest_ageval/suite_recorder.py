@@ -60,14 +60,14 @@ class SuiteRecorder:
 
         Raises `pytest.UsageError` when one that is to be resumed cannot be.
         """
-        tasks = [nodeid for nodeid in nodeids if Path(nodeid.partition("::")[0]).name in TASK_FILES]
+        tasks = tasks_of(nodeids)
         if not tasks:
             return
         from pytest_ageval.errors import AgevalError
         from pytest_ageval.job import Job
 
         job = Job.of(self.config)
-        homes = _by_dataset(tasks, self.config.rootpath)
+        homes = by_dataset(tasks, self.config.rootpath)
         if not homes or job.usage_error is not None:
             return
         from pytest_ageval.inflight.number import number
@@ -194,7 +194,12 @@ class SuiteRecorder:
             terminalreporter.write_line(line)
 
 
-def _by_dataset(nodeids: Iterable[str], rootpath: Path) -> dict[Path, list[str]]:
+def tasks_of(nodeids: Iterable[str]) -> list[str]:
+    """Those of attempts, by their file's name."""
+    return [nodeid for nodeid in nodeids if Path(nodeid.partition("::")[0]).name in TASK_FILES]
+
+
+def by_dataset(nodeids: Iterable[str], rootpath: Path) -> dict[Path, list[str]]:
     """The node ids of tasks by the root of their data set; a task without one has none."""
     from pytest_ageval.config import find_dataset_root
 

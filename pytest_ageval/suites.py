@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_ageval import across
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_ageval.config import LockedTask
     from pytest_ageval.job import Job
     from pytest_ageval.suite.cache import ResultCache
+    from pytest_ageval.suite.record import Settled
     from pytest_ageval.suite.recorded import Decision, Recorded
 
 #: In the directory where the processes of a run note what they are at.
@@ -52,11 +54,15 @@ class Suites:
             aside.write_text(json.dumps({"pid": os.getpid(), "suites": rows}), encoding="utf-8")
             aside.replace(file)
 
-    def of(self, dataset_root: Path) -> Place | None:
-        """The suite run of the attempts at a data set; None when none could be made."""
+    def known(self) -> Mapping[str, Place]:
+        """All of them, by the root of the evidence."""
         if self._places is None:
             self._places = _read(self.job.running / FILE)
-        return self._places.get(str(self.job.evidence_root(dataset_root).absolute()))
+        return self._places
+
+    def of(self, dataset_root: Path) -> Place | None:
+        """The suite run of the attempts at a data set; None when none could be made."""
+        return self.known().get(str(self.job.evidence_root(dataset_root).absolute()))
 
     # -- options ---------------------------------------------------------------------------------
 
@@ -110,8 +116,19 @@ class Suites:
             )
         if found.show is not None or replace or self.job.option("reuse") is None:
             return found
-        row = self.cache(locked.dataset_root).get(locked.digest, item.variant.attempt)
+        row = self._cached(locked, item.variant.attempt)
         return found if row is None else Decision(found.slot, show=as_reused(row, found.slot, dict(known)))
+
+    def _cached(self, locked: LockedTask, attempt: int) -> Settled | None:
+        cache = self.cache(locked.dataset_root)
+        if (link := across.current()) is None:
+            return cache.get(locked.digest, attempt)
+        import msgspec
+
+        from pytest_ageval.suite.record import Settled
+
+        row = link.cached(cache.where.absolute(), locked.digest, attempt)
+        return None if row is None else msgspec.convert(row, Settled)
 
     def _record(self, root: Path) -> Recorded:
         from pytest_ageval.suite.recorded import Recorded
@@ -122,6 +139,8 @@ class Suites:
 
     def begun(self, attempt: Attempt, known: Mapping[str, Any]) -> None:
         """Leave word in the suite run that an attempt has its directory."""
+        import msgspec
+
         from pytest_ageval.suite import started
         from pytest_ageval.suite.places import relative
 
@@ -133,7 +152,10 @@ class Suites:
         row = started.Started(
             slot=slot, attempt_id=attempt.identity.attempt_id, attempt_dir=where, known=dict(known)
         )
-        started.note(place.root, row)
+        if (link := across.current()) is None:
+            started.note(place.root, row)
+        else:
+            link.begun(place.root, msgspec.to_builtins(row))
 
 
 def _read(file: Path) -> dict[str, Place]:

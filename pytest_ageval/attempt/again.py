@@ -147,14 +147,21 @@ async def sealed(attempt: Attempt, service: AgentService) -> WorkerOutcome | Non
     await go_to(attempt, seal.checkpoint)
     await attempt.after_turn()
     attempt.writers_stopped = True
-    attempt.published.update(seal.payload.get("published") or {})
     own = _artifacts(attempt)
+    before = seal.payload.get("published") or {}
+    attempt.published.update({name: _still_own(own, path) for name, path in before.items()})
     kept = {Path(path).name for path in attempt.published.values() if Path(path).parent == own}
     await asyncio.to_thread(unpublish, attempt, kept)
     ended = seal.payload.get("ended")
     if ended is None:
         return None
     return WorkerOutcome(**{**ended, "leftovers": tuple(ended["leftovers"])})
+
+
+def _still_own(own: Path, path: str) -> str:
+    """What lay in the attempt's directory does so now, wherever that is."""
+    parts = Path(path).parts
+    return str(own / parts[-1]) if parts[-3:-1] == own.parts[-2:] else path
 
 
 def _artifacts(attempt: Attempt) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_ageval.across import shown
 from pytest_ageval.attempt.outcome import Outcome
 from pytest_ageval.evidence import by_role, sum_usage
 
@@ -68,7 +69,7 @@ def _known(attempt: Attempt) -> Outcome:
         not_produced=attempt.not_produced,
         flags=(*attempt.flags, *_suspicions(last)),
         attempt_id=attempt.identity.attempt_id,
-        evidence_path=str(attempt.evidence.root),
+        evidence_path=shown(attempt.evidence.root),
         dataset_id=locked.dataset_id,
         task_id=locked.task_id,
         digest=locked.digest,

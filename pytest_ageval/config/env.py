@@ -18,7 +18,7 @@ from pytest_ageval.config.yamlio import read_text
 from pytest_ageval.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pytest_ageval.config.check import Source
@@ -29,6 +29,17 @@ _ENV_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _QUOTED = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'([^']*)')\s*(?:#.*)?""")
 
 _env_files: dict[Path, tuple[Signature, Mapping[str, str]]] = {}
+
+#: On another machine than the caller's: his environment, and the ``.env`` files that he has there.
+_callers: Callable[[str], str | None] | None = None
+_received: dict[Path, str] = {}
+
+
+def from_elsewhere(environment: Callable[[str], str | None], env_files: Mapping[Path, str]) -> None:
+    """Look names up with the caller, who is on another machine; `env_files` are on no disk of this one."""
+    global _callers
+    _callers = environment
+    _received.update(env_files)
 
 
 class HasEnvFiles(Protocol):
@@ -53,6 +64,8 @@ def resolve_secret(name: str, owner: HasEnvFiles) -> str | None:
 
     Raises ConfigError for a ``.env`` file that cannot be parsed.
     """
+    if _callers is not None and (found := _callers(name)):
+        return found
     for table in (os.environ, *map(read_env_file, owner.env_files)):
         if value := table.get(name):
             return value
@@ -64,6 +77,8 @@ def read_env_file(path: Path) -> Mapping[str, str]:
 
     ``#`` lines and ``export`` are allowed, values may be quoted. Raises ConfigError ``invalid_env_file``.
     """
+    if path in _received:
+        return _parse_env(_received[path], display(path))
     signature = signature_of(path)
     if signature is None:
         return {}
