@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval.discovery import TASK_FILES
 
 #: What version control, environments and caches keep beside the files that a run needs.
 _NEVER = frozenset((".git", ".hg", ".svn", "__pycache__"))
