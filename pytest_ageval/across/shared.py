@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_ageval.accounting.budget import Budget, Ledger, Spent
+from pytest_ageval.accounting.budget import Account, Spent
 
 
 class HostLedger:
@@ -17,7 +17,7 @@ class HostLedger:
     """
 
     def __init__(self, path: Path) -> None:
-        self._ledger = Ledger(path, Budget())
+        self._ledger = Account(path)
         self._foreign = Spent()
         self._told = Spent()
 
