@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_ageval import cli_options
+from pytest_ageval.across.sweep import abandoned
 from pytest_ageval.box import Box, Leftover, work_parent
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.errors import AgevalError, ConfigError
@@ -64,6 +65,7 @@ def clean(options: argparse.Namespace) -> int:
             say(line)
     if not options.dry_run:
         _remove_notes()
+        _remove_copies()
         _remove_empty_runs()
     word = "would be removed" if options.dry_run else "removed"
     say(f"{count} left-over box{'es' if count != 1 else ''} {word}" if count else "nothing was left behind")
@@ -125,6 +127,12 @@ def _remove_notes() -> None:
         with contextlib.suppress(OSError):
             if directory.stat().st_uid == os.geteuid() and not any(map(_writer_lives, directory.iterdir())):
                 shutil.rmtree(directory)
+
+
+def _remove_copies() -> None:
+    """Files that a controller on another machine had sent here."""
+    for base in abandoned():
+        shutil.rmtree(base, ignore_errors=True)
 
 
 def _remove_empty_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def serve(channel: Any) -> None:
             subprocess.Popen(
                 command, cwd="/", stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
             )
+            os._exit(1)  # the connection may look alive for hours
 
 
 class Agent:
@@ -49,6 +51,7 @@ class Agent:
         self.base = base
         self.running = base / sweep.RUNNING
         self.running.mkdir(mode=0o700)
+        self._held = sweep.lock(base / sweep.AGENT)
         self.finished = False
         self._shipper = Shipper(channel.send, Places(str(base)))
         self._ledger = HostLedger(self.running / "ledger") if budget else None

@@ -20,7 +20,7 @@ from pytest_ageval.across.shared import Purse
 from pytest_ageval.across.shipping import Intake
 from pytest_ageval.across.specs import HostError
 from pytest_ageval.across.tree import Tree, below_any
-from pytest_ageval.across.words import Incoming, Words
+from pytest_ageval.across.words import Incoming, Words, whole
 from pytest_ageval.across.worker import INPUT
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ class Across:
     def _refuse_options(self) -> None:
         from pytest_ageval.options import resolve
 
-        for name in ("regrade", "record"):
-            if resolve(self.config, name)[0] is not None:
-                raise pytest.UsageError(f"--{name} is for runs on this machine: leave out --tx ssh=...")
+        if resolve(self.config, "record")[0] is not None:
+            raise pytest.UsageError("--record writes on one machine: leave out --tx ssh=...")
         if Path(self.config.rootpath) in (Path.home(), Path("/")):
             raise pytest.UsageError(
                 f"the rootdir {self.config.rootpath} would travel to the hosts whole: put a pytest.ini "
@@ -152,6 +151,7 @@ class Across:
             host.files = host.put(tree.entries(), self._directories(), self._links(host, tree))
 
         self._or_refuse(in_parallel(hosts, send))
+        self._send_recorded(hosts, trees[hosts[0].number].datasets)
         for path in trees[hosts[0].number].env_files:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 self._env_files[str(path)] = path.read_text("utf-8")
@@ -159,6 +159,23 @@ class Across:
         if self.config.get_verbosity() >= 0:
             for host in hosts:
                 self.words.say(f"{host.name}: {host.files} files sent to {host.places.base}")
+
+    def _send_recorded(self, hosts: Sequence[Host], datasets: Sequence[Path]) -> None:
+        """With ``--regrade``: the work that is judged again."""
+        from pytest_ageval.errors import AgevalError
+        from pytest_ageval.options import resolve
+        from pytest_ageval.suite.places import suites
+        from pytest_ageval.suite.sources import find_recorded
+
+        names = resolve(self.config, "regrade")[0]
+        found: dict[Path, None] = {}
+        for evidence in {self.job.evidence_root(root).absolute() for root in datasets} if names else ():
+            with contextlib.suppress(AgevalError):  # the workers say it
+                rows, _ = find_recorded(names, evidence)
+                found.update(dict.fromkeys(row.directory for row in rows if row.directory is not None))
+            found.update(dict.fromkeys(suites(evidence)))
+        if found:
+            self._or_refuse(in_parallel(hosts, lambda host: host.put(whole(found))))
 
     def _directories(self) -> list[str]:
         return [str(self.config.invocation_params.dir), str(self.config.rootpath)]

@@ -15,8 +15,8 @@ from typing import Any
 from pytest_ageval.across.packing import Broken, Spool, below, pack, unpack_in_place_of
 from pytest_ageval.across.places import Places
 
-#: Files of an attempt in which its own paths stand, and how large one may be to be changed.
-_NAMING = ("activity.jsonl", "facts.jsonl", "summary.json")
+#: Files of an attempt, or of a trial, in which its own paths stand, and how large one may be to be changed.
+_NAMING = ("activity.jsonl", "config.json", "facts.jsonl", "result.json", "summary.json")
 NAMING_LIMIT = 64 * 1024 * 1024
 
 #: Messages that an `Intake` understands.

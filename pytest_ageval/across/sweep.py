@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,29 +20,49 @@ WORKERS_SECONDS = 40.0
 #: In the directory of the run on a host: where workers say that they live, and what they share.
 WORKERS = ".workers"
 RUNNING = ".running"
+AGENT = ".agent"
 
 
-def hold(base: Path, worker: str) -> int:
-    """Say that this process works in `base`, for as long as it lives; returns what must stay open."""
-    directory = base / WORKERS
-    directory.mkdir(exist_ok=True)
-    descriptor = os.open(directory / worker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def lock(path: Path) -> int:
+    """Say that this process lives, for as long as it does; returns what must stay open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.write(descriptor, str(os.getpid()).encode())
     return descriptor
 
 
+def _is_held(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def hold(base: Path, worker: str) -> int:
+    """Say that this process works in `base`; as `lock`."""
+    (base / WORKERS).mkdir(exist_ok=True)
+    return lock(base / WORKERS / worker)
+
+
 def living(base: Path) -> Iterator[tuple[str, int]]:
     """Name and process id of the workers that live."""
     for path in sorted((base / WORKERS).glob("*")):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        if _is_held(path):
             with contextlib.suppress(ValueError):
                 yield path.name, int(path.read_text() or "0")
-        finally:
-            os.close(descriptor)
+
+
+def abandoned() -> Iterator[Path]:
+    """Directories of this user's runs in which nobody works any more, where they are by default."""
+    for agent in Path(tempfile.gettempdir()).glob(f"ageval-*/{AGENT}"):
+        with contextlib.suppress(OSError):
+            base = agent.parent
+            if base.stat().st_uid == os.geteuid() and not _is_held(agent) and not any(living(base)):
+                yield base
 
 
 def end_workers(base: Path, seconds: float) -> None:

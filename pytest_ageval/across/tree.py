@@ -25,7 +25,8 @@ _PASSED_OVER = frozenset(
         ".pytest_cache",
     )
 )
-_ROOTS_OF_DATA = ("ageval.yaml", "dataset.toml", "tasks")
+_MANIFESTS = ("ageval.yaml", "dataset.toml")
+_ROOTS_OF_DATA = (*_MANIFESTS, "tasks")
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Tree:
     without: frozenset[Path] = frozenset()
     ignored: Sequence[str] = ()
     env_files: list[Path] = field(default_factory=list)
+    #: Roots of data sets that were met.
+    datasets: list[Path] = field(default_factory=list)
     _seen: set[Path] = field(default_factory=set)
 
     def entries(self) -> Iterator[tuple[Path, str]]:
@@ -65,6 +68,8 @@ class Tree:
             found = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError:
             return
+        if any(entry.name in _MANIFESTS for entry in found):
+            self.datasets.append(directory)
         is_data = any(entry.name in _ROOTS_OF_DATA for entry in found) or directory == root
         for entry in found:
             path = Path(entry.path)

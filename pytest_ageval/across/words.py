@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,7 @@ class Words:
                 attempt = evidence / row.attempt_dir
                 if attempt.is_dir() and not Layout(attempt).result.exists():
                     directories.append(attempt)
-        host.put(entry for each in dict.fromkeys(directories) for entry in _whole(each))
+        host.put(whole(dict.fromkeys(directories)))
 
     def verdict(self, report: pytest.TestReport, source: Host | None) -> None:
         """Tell all machines but that of the report what an attempt came to."""
@@ -177,8 +177,10 @@ class Words:
                     host.send(("call", 0, "verdicts", ([(name, line)],)))
 
 
-def _whole(directory: Path) -> Iterator[tuple[Path, str]]:
-    prefix = str(directory).lstrip("/")
-    yield directory, prefix
-    for path, name in below(directory):
-        yield path, f"{prefix}/{name}"
+def whole(directories: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Directories with all that is in them, as `Host.put` wants them."""
+    for directory in directories:
+        prefix = str(directory).lstrip("/")
+        yield directory, prefix
+        for path, name in below(directory):
+            yield path, f"{prefix}/{name}"

@@ -247,7 +247,7 @@ def test_a_controller_that_is_killed_leaves_nothing_there(demo: DataSet, hosts, 
     assert until(lambda: a.left() == [], 40), a.left()
 
 
-def test_a_result_is_reused(demo: DataSet, hosts) -> None:
+def test_a_result_is_reused_and_judged_again_elsewhere(demo: DataSet, hosts) -> None:
     a, b = hosts("a", "b")
     demo.task("known")
     demo.pytest("datasets", "--tx", a.spec()).assert_outcomes(passed=1)
@@ -255,3 +255,6 @@ def test_a_result_is_reused(demo: DataSet, hosts) -> None:
     result.assert_outcomes(passed=1)
     assert "PASSED (reused)" in result.stdout.str()
     assert len(demo.attempts()) == 1
+    (demo.root / "tasks" / "known" / "evaluator.py").write_text(FAILING)
+    demo.pytest("datasets", "--tx", b.spec(), "--regrade=last").assert_outcomes(failed=1)
+    assert sorted(str(row["status"]) for row in demo.results()) == ["FAIL", "PASS"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pytest_ageval.accounting.budget import Budget, Ledger, Spent
 from pytest_ageval.across import sweep
@@ -44,7 +47,9 @@ def test_every_machine_knows_what_all_have_spent(tmp_path: Path) -> None:
     assert here.spent().calls == 60
 
 
-def test_a_sweep_ends_what_lives_and_removes_what_was_made(tmp_path: Path) -> None:
+def test_a_sweep_ends_what_lives_and_removes_what_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "base"
     base.mkdir()
     code = "import sys, time, pathlib; from pytest_ageval.across import sweep\n"
@@ -63,6 +68,13 @@ def test_a_sweep_ends_what_lives_and_removes_what_was_made(tmp_path: Path) -> No
         assert process.wait(5) == -9
     assert 0.3 <= time.monotonic() - begun < 5
     assert list(sweep.living(base)) == []
+    monkeypatch.setattr(sweep.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert list(sweep.abandoned()) == []
+    base.rename(base := tmp_path / "ageval-1")
+    held = sweep.lock(base / sweep.AGENT)
+    assert list(sweep.abandoned()) == []
+    os.close(held)
+    assert list(sweep.abandoned()) == [base]
     sweep.remove(base, "run_0")
     assert not base.exists()
 
