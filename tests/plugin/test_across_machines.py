@@ -249,7 +249,7 @@ def test_a_controller_that_is_killed_leaves_nothing_there(demo: DataSet, hosts, 
 
 def test_a_result_is_reused_and_judged_again_elsewhere(demo: DataSet, hosts) -> None:
     a, b = hosts("a", "b")
-    demo.task("known")
+    demo.task("known", run='def run(ctx):\n    ctx.publish_json("reply", {})\n', more=ONE)
     demo.pytest("datasets", "--tx", a.spec()).assert_outcomes(passed=1)
     result = demo.pytest("datasets", "--tx", b.spec(), "-v", "--reuse")
     result.assert_outcomes(passed=1)
