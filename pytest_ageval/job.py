@@ -154,7 +154,8 @@ class Job:
         place = self.suites.of(dataset_root)
         if place is None:
             return self.ledger
-        record = Account(SuiteLayout(place.root).spent)
+        link = across.current()
+        record = Account(SuiteLayout(place.root).spent) if link is None else link.account(place.root)
         if self.ledger is not None:
             return self.ledger.recorded_in(record)
         return Ledger(running_dir(self.config) / "ledger", Budget(), record)

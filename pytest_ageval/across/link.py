@@ -7,9 +7,11 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_ageval.accounting.budget import Account, Spent
 from pytest_ageval.across.places import Places
 from pytest_ageval.across.relay import There
 from pytest_ageval.across.shipping import Shipper
@@ -82,6 +84,14 @@ class Link:
         """An attempt of a suite run has its directory."""
         self._tell("begun", (str(self.places.here(suite)), self.places.shown(dict(row))))
 
+    def account(self, suite: Path) -> Account:
+        """What is spent in a suite run; the controller keeps it."""
+        return _Elsewhere(self, suite)
+
+    def spent(self, suite: Path, spent: Spent) -> None:
+        """A call of a suite run has cost something."""
+        self._tell("paid", (str(self.places.here(suite)), asdict(spent)))
+
     def noted(self, name: str, note: Mapping[str, Any] | None) -> None:
         """What this worker is at; None: it is not any more."""
         self._tell("note", (name, None if note is None else self.places.shown(dict(note))))
@@ -109,3 +119,20 @@ class Link:
     def cached(self, cache: Path, digest: str, attempt: int) -> Any:
         """A result of the controller's cache, as `ResultCache.get` finds it, in plain types; or None."""
         return self._ask("cached", (str(self.places.here(cache)), digest, attempt))
+
+
+class _Elsewhere(Account):
+    """An account that is not on this machine: nothing is read of it here."""
+
+    def __init__(self, link: Link, suite: Path) -> None:
+        super().__init__(suite)
+        self._link = link
+
+    def spent(self) -> Spent:
+        """Only the controller knows."""
+        return Spent()
+
+    def add(self, spent: Spent) -> Spent:
+        """Tell the controller."""
+        self._link.spent(self.path, spent)
+        return spent

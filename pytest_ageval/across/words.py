@@ -68,6 +68,8 @@ class Words:
             source.relay.take(word, value)
         elif word == "begun":
             self._begun(*value)
+        elif word == "paid":
+            self._paid(*value)
         elif word == "note":
             self._note(source.worker, *value)
         elif word == "ask":
@@ -78,10 +80,20 @@ class Words:
     def _begun(self, suite: str, row: dict[str, Any]) -> None:
         from pytest_ageval.suite import started
 
-        known = {str(place.root) for place in self.across.job.suites.known().values()}
-        if suite in known:
+        if self._is_ours(suite):
             with contextlib.suppress(OSError):
                 started.note(Path(suite), started.Started(**row))
+
+    def _paid(self, suite: str, spent: dict[str, Any]) -> None:
+        from pytest_ageval.accounting.budget import Account, Spent
+        from pytest_ageval.suite.places import SuiteLayout
+
+        if self._is_ours(suite):
+            with contextlib.suppress(OSError):  # the suite run says itself that it cannot be written
+                Account(SuiteLayout(Path(suite)).spent).add(Spent(**spent))
+
+    def _is_ours(self, suite: str) -> bool:
+        return any(str(place.root) == suite for place in self.across.job.suites.known().values())
 
     def _note(self, worker: str, name: str, note: dict[str, Any] | None) -> None:
         path = self._running / Path(name).name

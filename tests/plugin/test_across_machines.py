@@ -18,7 +18,7 @@ import machines
 import pytest
 from machines import Machine, machine
 
-from pytest_ageval.suite import read_suite, suites
+from pytest_ageval.suite import SuiteLayout, read_suite, suites
 from pytest_ageval.testing.scripted_model import ScriptedModel, Text
 
 from .attempt_kit import ASK, JUDGE, KEY, ONE, PROFILES, ROLES
@@ -192,9 +192,13 @@ def test_a_budget_is_that_of_all_machines(demo: DataSet, hosts, monkeypatch: pyt
         tx = ("--tx", a.spec(), "--tx", b.spec(), "--tx", "popen")
         result = demo.pytest("datasets", *tx, "--attempts=12", "--max-tokens=4000")
     outcomes = result.parseoutcomes()
+    (root,) = suites(demo.root / ".ageval")
+    spent = json.loads(SuiteLayout(root).spent.read_bytes())
+    assert spent["tokens"] == 1050 * outcomes["passed"]
     # 1050 tokens an attempt: four use it up, and two others may be under way then.
     assert 4 <= outcomes["passed"] <= 6, result.stdout.str()
-    assert outcomes["skipped"] == 12 - outcomes["passed"]
+    # One that had begun may be refused its call.
+    assert outcomes["passed"] + outcomes["skipped"] + outcomes.get("errors", 0) == 12
 
 
 WAITS = """
