@@ -106,9 +106,9 @@ def remove(base: Path, run_id: str) -> None:
     """Remove the directory of the run, and that of its boxes if nobody keeps one."""
     from pytest_ageval.box import work_parent
 
-    with contextlib.suppress(OSError):
-        (work_parent() / run_id[:12]).rmdir()
-        work_parent().rmdir()
+    for directory in (work_parent() / run_id[:12], work_parent()):
+        with contextlib.suppress(OSError):  # gone, or not empty
+            directory.rmdir()
     shutil.rmtree(base, onerror=_writable_first)
 
 

@@ -25,7 +25,8 @@ def _missing() -> str | None:
     for program in (PROGRAM, "ip", "unshare", "ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"needs {program}"
-    probe = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True)
+    script = "ip link add av0 type veth peer name av1 && mount -t tmpfs tmpfs /mnt"
+    probe = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", script], capture_output=True)
     return None if probe.returncode == 0 else "network namespaces cannot be made here"
 
 
