@@ -74,6 +74,7 @@ def _status(found: State) -> Iterator[str]:
     yield f"suite {found.root.name}: {found.status}, {progress['done']} of {progress['total']} settled"
     rows = {
         "data set": progress.get("dataset_id"),
+        "regrades": ", ".join(found.parents) or None,
         "verdicts": ", ".join(f"{counts.get(name, 0)} {name}" for name in ("pass", "fail", "error")),
         "elapsed": seconds(session.get("seconds")),
         "left": None if found.seconds_left is None else f"about {seconds(found.seconds_left)}",
@@ -153,7 +154,7 @@ def list_suites(options: argparse.Namespace) -> int:
     return code
 
 
-HEAD = ("suite", "begun", "data set", "status", "settled", "pass", "fail", "error", "cost")
+HEAD = ("suite", "begun", "data set", "status", "settled", "pass", "fail", "error", "cost", "regrades")
 
 
 def _row(found: State, created: str) -> tuple[str, ...]:
@@ -167,6 +168,7 @@ def _row(found: State, created: str) -> tuple[str, ...]:
         f"{progress.get('done')}/{progress.get('total')}",
         *(str(counts.get(name, "-")) for name in ("pass", "fail", "error")),
         cost((progress.get("usage") or {}).get("cost_usd")),
+        ", ".join(found.parents) or "-",
     )
 
 

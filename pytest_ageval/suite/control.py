@@ -94,6 +94,12 @@ class State(NamedTuple):
     progress: dict[str, Any]
 
     @property
+    def parents(self) -> list[str]:
+        """The suite runs whose attempts this one judges again."""
+        header = read_document(SuiteLayout(self.root).header) or {}
+        return [str(name) for name in header.get("parents") or ()]
+
+    @property
     def goes_on(self) -> bool:
         """A session writes it."""
         return self.status in ("running", "cancelling")
@@ -112,6 +118,7 @@ class State(NamedTuple):
             **self.progress,
             "status": self.status,
             "path": str(self.root),
+            "parents": self.parents,
             "eta_seconds": None if self.seconds_left is None else round(self.seconds_left, 1),
         }
 
