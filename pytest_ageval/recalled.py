@@ -162,11 +162,12 @@ def words(header: SuiteHeader) -> str:
 
 
 def _words(was: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in was.items():
-        if name in SELECTING:
-            yield f"{name} {shlex.quote(str(value))}"
-        elif name in options.BY_NAME:
-            yield _shown(name, value)
+    for name in (*REMEMBERED, "regrade"):
+        if name in was:
+            yield _shown(name, was[name])
+    for flag in SELECTING:
+        if flag in was:
+            yield f"{flag} {shlex.quote(str(was[flag]))}"
 
 
 def notes(header: SuiteHeader, new: int, where: Path) -> Iterator[str]:
