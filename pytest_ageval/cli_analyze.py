@@ -31,7 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", help="address of the model's API")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here (JSON)")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
+    parser.add_argument(
+        "--evidence", "--dir", type=Path, metavar="DIR", help="root of the evidence that ids are in"
+    )
 
 
 def analyze(options: argparse.Namespace) -> int:
@@ -86,8 +88,12 @@ def _attempts(options: argparse.Namespace) -> Found:
 
     path = Path(options.path)
     if path.is_dir() and not is_suite(path):
-        found, missing = source.attempts(path)
-        return found, len(missing), None
+        try:
+            found, missing = source.attempts(path)
+            return found, len(missing), None
+        except ConfigError:
+            if not (path / "ageval.yaml").is_file():
+                raise  # the evidence of a data set may lie elsewhere
     side = read_side(find(options.path, options.evidence), "A")
     directories = dict.fromkeys(d for row in side.rows if (d := side.attempt_dir(row)) is not None)
     whole = [d for d in directories if Layout(d).trajectory.is_file()]

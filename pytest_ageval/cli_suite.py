@@ -15,6 +15,7 @@ from pytest_ageval.report.numbers import cost, seconds
 from pytest_ageval.suite import control, suites
 from pytest_ageval.suite.control import State
 from pytest_ageval.suite.record import read_header
+from pytest_ageval.suite.roots import evidence_roots
 
 Parser = argparse.ArgumentParser
 
@@ -27,7 +28,7 @@ def _common(parser: Parser) -> None:
         "--dir",
         type=Path,
         metavar="DIR",
-        help="a data set, or the directory of the evidence (default: AGEVAL_DIR, and all data sets around)",
+        help="a data set, or the directory of the evidence (default: as configured, and data sets around)",
     )
 
 
@@ -42,7 +43,7 @@ def _which(parser: Parser, *, default: str | None) -> None:
 
 
 def _selected(options: argparse.Namespace) -> list[Path]:
-    return control.select(options.suite, control.evidence_roots(options.dir, Path.cwd()))
+    return control.select(options.suite, evidence_roots(options.dir, Path.cwd()))
 
 
 # -- status ----------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def list_suites(options: argparse.Namespace) -> int:
     """A line for each suite run, oldest first; one that cannot be read is named on standard error."""
     rows: list[tuple[str, ...]] = []
     code = 0
-    for evidence in control.evidence_roots(options.dir, Path.cwd()):
+    for evidence in evidence_roots(options.dir, Path.cwd()):
         for root in suites(evidence):
             try:
                 found = control.state(root)
