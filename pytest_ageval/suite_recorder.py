@@ -15,7 +15,7 @@ import pytest
 from pytest_ageval.discovery import TASK_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from pytest_ageval.interrupts import Interrupts
     from pytest_ageval.suite.run import SuiteRun
@@ -49,27 +49,11 @@ class SuiteRecorder:
         if not looks:
             self._open([item.nodeid for item in session.items], workers=1)
 
-    @pytest.hookimpl(optionalhook=True, wrapper=True)
-    def pytest_xdist_node_collection_finished(
-        self, node: Any, ids: Sequence[str]
-    ) -> Generator[None, Any, Any]:
+    @pytest.hookimpl(optionalhook=True, trylast=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """A worker has collected, all find the same; attempts begin when the last one has."""
         if not self._homes:
-            self._recall(ids)
-        result = yield
-        if not self._homes:
             self._open(ids, workers=len(self.config.getoption("tx") or ()) or 1)
-        return result
-
-    def _recall(self, nodeids: Sequence[str]) -> None:
-        """Have the options that the workers have, before anything is said of them."""
-        tasks = tasks_of(nodeids)
-        if tasks and self.config.getoption("ageval_resume") is not None:
-            from pytest_ageval.job import Job
-            from pytest_ageval.recalled import recall
-
-            for root in by_dataset(tasks[:1], self.config.rootpath):
-                recall(Job.of(self.config), root)
 
     def _open(self, nodeids: Sequence[str], workers: int) -> None:
         """Begin a suite run, or go on with one, for each root of evidence that the items belong to.
