@@ -31,7 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", help="address of the model's API")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here (JSON)")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
+    parser.add_argument(
+        "--evidence", "--dir", type=Path, metavar="DIR", help="root of the evidence that ids are in"
+    )
 
 
 def analyze(options: argparse.Namespace) -> int:
@@ -77,6 +79,13 @@ def _second_look(document: Any, options: argparse.Namespace) -> Any:
     return Redactor().value(document)
 
 
+def _is_told(directory: Path, analyzer: str) -> bool:
+    """An attempt that did not end left its step log, in which the rules can look."""
+    from pytest_ageval.evidence.layout import Layout
+
+    return analyzer == "hack" and Layout(directory).activity.is_file()
+
+
 def _attempts(options: argparse.Namespace) -> Found:
     """The attempts at a path; else those of the suite run of that name, with the place for its reports."""
     from pytest_ageval.compare.sides import find, is_suite, read_side
@@ -86,10 +95,15 @@ def _attempts(options: argparse.Namespace) -> Found:
 
     path = Path(options.path)
     if path.is_dir() and not is_suite(path):
-        found, missing = source.attempts(path)
-        return found, len(missing), None
+        try:
+            found, missing = source.attempts(path)
+            told = [source.Recorded(each) for each in missing if _is_told(each, options.analyzer)]
+            return [*found, *told], len(missing) - len(told), None
+        except ConfigError:
+            if not (path / "ageval.yaml").is_file():
+                raise  # the evidence of a data set may lie elsewhere
     side = read_side(find(options.path, options.evidence), "A")
     directories = dict.fromkeys(d for row in side.rows if (d := side.attempt_dir(row)) is not None)
-    whole = [d for d in directories if Layout(d).trajectory.is_file()]
+    whole = [d for d in directories if Layout(d).trajectory.is_file() or _is_told(d, options.analyzer)]
     recorded = [source.Recorded(each) for each in whole]
     return recorded, len(directories) - len(whole), SuiteLayout(side.root).analysis

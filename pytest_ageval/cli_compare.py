@@ -32,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--alpha", type=float, default=0.05, metavar="P", help="level of the tests (default 0.05)"
     )
     parser.add_argument("--format", choices=("text", "json", "markdown"), default="text")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
+    parser.add_argument(
+        "--evidence", "--dir", type=Path, metavar="DIR", help="root of the evidence that ids are in"
+    )
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -24,7 +24,9 @@ FORMATS = ("atif", "harbor", "otel")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, the format, and where it goes."""
     parser.add_argument(
-        "path", type=Path, help="an attempt, a directory of attempts, a suite run, or a data set"
+        "path",
+        type=Path,
+        help="an attempt, a directory of attempts, a suite run (its path, its id, or last), or a data set",
     )
     parser.add_argument(
         "--format", required=True, choices=FORMATS, help="ATIF, trials of Harbor, or OpenTelemetry spans"
@@ -42,13 +44,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _place(path: Path) -> Path:
+    """A path as it is; else the suite run of that name."""
+    from pytest_ageval.compare.sides import find
+
+    return path if path.exists() else find(str(path))
+
+
 def export(options: argparse.Namespace) -> int:
     """Write the trajectories at a path. Attempts that did not end are named on standard error."""
     from pytest_ageval.export import source
 
     if options.format != "otel" and (options.endpoint or options.content):
         raise ConfigError("invalid_option", "--endpoint and --content are for --format otel")
-    found, unfinished = source.attempts(options.path)
+    found, unfinished = source.attempts(_place(options.path))
     for path in unfinished:
         sys.stderr.write(f"note: {display(path)} has no trajectory; it is left out\n")
     try:

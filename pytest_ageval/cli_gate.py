@@ -36,7 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="judge a suite run, or a baseline, of which not every slot has settled",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="root of the evidence that ids are in")
+    parser.add_argument(
+        "--evidence", "--dir", type=Path, metavar="DIR", help="root of the evidence that ids are in"
+    )
 
 
 def gate(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_ageval.cli_output import complain, say
 from pytest_ageval.config.where import display, printable
 from pytest_ageval.errors import AgevalError, ConfigError
+from pytest_ageval.suite.roots import configured
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, where it goes, and the rules for the verdict."""
     parser.add_argument("path", type=Path, help="a trial of Harbor, a job, or a directory of jobs")
     parser.add_argument(
-        "--into", type=Path, default=Path(".ageval"), metavar="DIR", help="root of the evidence (.ageval)"
+        "--into", type=Path, metavar="DIR", help="root of the evidence (as configured, else .ageval)"
     )
     parser.add_argument(
         "--pass-threshold", type=float, metavar="NUMBER", help="the reward from which on a trial passes (1)"
@@ -44,8 +45,9 @@ def import_(options: argparse.Namespace) -> int:
         _note(f"{display(path)} has no result.json: it did not end; it is left out")
     for error in found.broken:
         complain(error)
-    _prepare(options.into)
-    refused = [_job(job, options.into.absolute(), rules) for job in found.jobs]
+    into = options.into or configured(Path.cwd()) or Path(".ageval")
+    _prepare(into)
+    refused = [_job(job, into.absolute(), rules) for job in found.jobs]
     return 2 if any(refused) or found.broken else 0
 
 

@@ -15,6 +15,7 @@ from pytest_ageval.report.numbers import cost, seconds
 from pytest_ageval.suite import control, suites
 from pytest_ageval.suite.control import State
 from pytest_ageval.suite.record import read_header
+from pytest_ageval.suite.roots import evidence_roots
 
 Parser = argparse.ArgumentParser
 
@@ -27,7 +28,7 @@ def _common(parser: Parser) -> None:
         "--dir",
         type=Path,
         metavar="DIR",
-        help="a data set, or the directory of the evidence (default: AGEVAL_DIR, and all data sets around)",
+        help="a data set, or the directory of the evidence (default: as configured, and data sets around)",
     )
 
 
@@ -42,7 +43,7 @@ def _which(parser: Parser, *, default: str | None) -> None:
 
 
 def _selected(options: argparse.Namespace) -> list[Path]:
-    return control.select(options.suite, control.evidence_roots(options.dir, Path.cwd()))
+    return control.select(options.suite, evidence_roots(options.dir, Path.cwd()))
 
 
 # -- status ----------------------------------------------------------------------------------------
@@ -74,6 +75,7 @@ def _status(found: State) -> Iterator[str]:
     yield f"suite {found.root.name}: {found.status}, {progress['done']} of {progress['total']} settled"
     rows = {
         "data set": progress.get("dataset_id"),
+        "regrades": ", ".join(found.parents) or None,
         "verdicts": ", ".join(f"{counts.get(name, 0)} {name}" for name in ("pass", "fail", "error")),
         "elapsed": seconds(session.get("seconds")),
         "left": None if found.seconds_left is None else f"about {seconds(found.seconds_left)}",
@@ -131,7 +133,7 @@ def list_suites(options: argparse.Namespace) -> int:
     """A line for each suite run, oldest first; one that cannot be read is named on standard error."""
     rows: list[tuple[str, ...]] = []
     code = 0
-    for evidence in control.evidence_roots(options.dir, Path.cwd()):
+    for evidence in evidence_roots(options.dir, Path.cwd()):
         for root in suites(evidence):
             try:
                 found = control.state(root)
@@ -153,7 +155,7 @@ def list_suites(options: argparse.Namespace) -> int:
     return code
 
 
-HEAD = ("suite", "begun", "data set", "status", "settled", "pass", "fail", "error", "cost")
+HEAD = ("suite", "begun", "data set", "status", "settled", "pass", "fail", "error", "cost", "regrades")
 
 
 def _row(found: State, created: str) -> tuple[str, ...]:
@@ -167,6 +169,7 @@ def _row(found: State, created: str) -> tuple[str, ...]:
         f"{progress.get('done')}/{progress.get('total')}",
         *(str(counts.get(name, "-")) for name in ("pass", "fail", "error")),
         cost((progress.get("usage") or {}).get("cost_usd")),
+        ", ".join(found.parents) or "-",
     )
 
 

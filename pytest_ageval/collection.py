@@ -125,7 +125,7 @@ class TaskFile(_OfDataset, pytest.Module):
 
         A broken data set concerns all its tasks and is a collection error, once.
         """
-        self.job.task_seen()
+        self.job.task_seen(self.root)
         if self.job.usage_error is not None:
             yield self._broken(self.job.usage_error)
             return

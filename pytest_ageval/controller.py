@@ -90,6 +90,7 @@ class Controller:
         self._collected(ids)
         if not self.has_tasks:
             return
+        self._recall(ids)
         self._one_by_one()
         reporter = self._reporter()
         if reporter is not None and self.config.get_verbosity() >= 0:
@@ -100,6 +101,19 @@ class Controller:
                 reporter.ensure_newline()
             for line in lines:
                 reporter.write_line(line)
+
+    def _recall(self, ids: Sequence[str]) -> None:
+        """Have the options of the suite run that is gone on with, as the workers do."""
+        from pytest_ageval.options import resolve
+
+        if resolve(self.config, "resume")[0] is None:
+            return
+        from pytest_ageval.job import Job
+        from pytest_ageval.recalled import recall
+        from pytest_ageval.suite_recorder import by_dataset, tasks_of
+
+        for root in by_dataset(tasks_of(ids)[:1], self.config.rootpath):
+            recall(Job.of(self.config), root)
 
     def _collected(self, ids: Sequence[str]) -> None:
         if not has_tasks(ids, self.config.rootpath):

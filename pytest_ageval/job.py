@@ -210,11 +210,15 @@ class Job:
         """One for each item of a task."""
         return self.variants if self.regrading is None else self.regrading.variants(file)
 
-    def task_seen(self) -> None:
-        """A task is being collected: check the command line, register the engine's hooks. Once."""
+    def task_seen(self, root: Path | None) -> None:
+        """A task of the data set `root` is being collected: check the command line, register hooks. Once."""
         if self._seen:
             return
         self._seen = True
+        if root is not None:
+            from pytest_ageval.recalled import recall
+
+            self._check(lambda: recall(self, root))
         from pytest_ageval.attempt import defaults
 
         if not self.config.pluginmanager.is_registered(defaults):

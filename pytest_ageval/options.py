@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ import pytest
 
 Source = Literal["cli", "env", "ini", "default"]
 
+
+#: The options of the suite run that a session goes on with; None for one that nobody had given.
+RECALLED = pytest.StashKey[Mapping[str, Any]]()
 
 #: Attempts of ``--attempts auto`` without a number.
 DEFAULT_MOST = 20
@@ -387,13 +391,17 @@ def parse_attempts(given: int | str | None) -> tuple[int, bool]:
 def resolve(config: pytest.Config, name: str) -> tuple[Any, Source]:
     """The value of an option and where it comes from; (None, "default") if nobody gave it.
 
-    Lists are not merged: the first source that has any wins. Raises `pytest.UsageError` for a value
+    Lists are not merged: the first source that has any wins; after the command line that is the suite run
+    that the session goes on with. Raises `pytest.UsageError` for a value
     of the environment or of the ini file that the command line would refuse.
     """
     option = BY_NAME[name]
     value = config.getoption(option.dest)
     if value is not None and value is not False:
         return value, "cli"
+    recalled = config.stash.get(RECALLED, {})
+    if name in recalled:  # as if the command line had it, which it had
+        return recalled[name], "default" if recalled[name] is None else "cli"
     text = os.environ.get(option.env, "")
     if text:
         return _parse(option, text, option.env), "env"

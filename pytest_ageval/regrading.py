@@ -74,6 +74,11 @@ class Regrading:
                 self.job.usage_error = ConfigError(error.title, error.message)
         return self._found[root]
 
+    def suites(self, roots: Iterable[Path]) -> tuple[str, ...]:
+        """The ids of the suite runs whose attempts are judged again."""
+        found = {row.suite_run_id for root in roots for row in self.recorded(root) if row.suite_run_id}
+        return tuple(sorted(found))
+
     # -- items -----------------------------------------------------------------------------------
 
     def variants(self, file: TaskFile) -> list[Variant]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_ageval.errors import AgevalError, ConfigError
 from pytest_ageval.evidence.files import now
+from pytest_ageval.recalled import cells, check, kept
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout, find_suite, suites
 from pytest_ageval.suite.record import SuiteHeader, read_header
 from pytest_ageval.suite.run import SuiteRun
@@ -38,6 +39,8 @@ def open_runs(job: Job, datasets: Mapping[Path, Sequence[str]], workers: int) ->
         roots.setdefault(job.evidence_root(dataset).absolute(), []).append(dataset)
     found = {evidence: _to_resume(job, evidence, of) for evidence, of in roots.items()}
     _require_one(job, found)
+    for there in filter(None, found.values()):
+        check(job, read_header(there))
     made = [evidence for evidence in roots if not evidence.exists()]
     new = _new_id(list(roots))
     opened = Opened({}, {}, {}, made)
@@ -67,6 +70,7 @@ def _begin(job: Job, root: Path, datasets: Sequence[Path], slots: Sequence[str],
 
     for dataset in datasets:
         job.runs_dir(dataset)
+    sources = () if job.regrading is None else job.regrading.suites(datasets)
     one = _dataset(job, datasets[0]) if len(datasets) == 1 else (None, None)
     header = SuiteHeader(
         suite_run_id=root.name,
@@ -77,6 +81,9 @@ def _begin(job: Job, root: Path, datasets: Sequence[Path], slots: Sequence[str],
         rootdir=str(job.config.rootpath),
         arguments=tuple(map(str, job.config.invocation_params.args)),
         n_attempts=job.options.attempts,
+        parents=sources,
+        options=kept(job, sources),
+        cells=cells(job),
     )
     return SuiteRun.begin(root, header, slots, workers)
 
@@ -100,12 +107,19 @@ def _new_id(roots: Sequence[Path]) -> str:
 # -- resume ----------------------------------------------------------------------------------------
 
 
-def _to_resume(job: Job, evidence: Path, datasets: Sequence[Path]) -> Path | None:
+def to_resume(job: Job, evidence: Path) -> Path | None:
     """The suite run that ``--resume`` means below a root of evidence; None for a new one."""
     wanted = job.option("resume")
     if wanted is None or (wanted == "last" and not suites(evidence)):
         return None
-    root = find_suite(_as_path(job, wanted), evidence)
+    return find_suite(_as_path(job, wanted), evidence)
+
+
+def _to_resume(job: Job, evidence: Path, datasets: Sequence[Path]) -> Path | None:
+    """The same, if it is one of these data sets."""
+    root = to_resume(job, evidence)
+    if root is None:
+        return None
     if SuiteLayout(root).evidence.resolve() != evidence.resolve():
         raise ConfigError(
             "suite_elsewhere",

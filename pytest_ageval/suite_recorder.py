@@ -85,12 +85,25 @@ class SuiteRecorder:
             from pytest_ageval.suite.spending import spending
 
             job.ledger.begin(spending(run.layout.root for run in opened.runs.values() if not run.is_new))
+        self._say_what_goes_on()
         distributed = self.config.pluginmanager.hasplugin("dsession")
         from pytest_ageval.suites import FILE
 
         job.suites.assign(opened.places, job.running / FILE if distributed else None)
         self._thread = threading.Thread(target=self._poll, name="ageval-suites", daemon=True)
         self._thread.start()
+
+    def _say_what_goes_on(self) -> None:
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is None or self.config.get_verbosity() < 0:
+            return
+        from pytest_ageval.recalled import notes
+
+        for run in self.runs.values():
+            if not run.is_new:
+                reporter.ensure_newline()
+                for line in notes(run.header, run.new_slots, run.layout.root):
+                    reporter.write_line(f"ageval: {line}")
 
     def _poll(self) -> None:
         """Write what is due, and end the session when somebody asks for it."""

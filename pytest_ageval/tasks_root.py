@@ -123,7 +123,7 @@ class TasksRoot(pytest.Directory):
         if self.nodeid in ("", ".") or self._has_exclusions() or not self._nobody_listens():
             return False
         job = Job.of(self.config)
-        job.task_seen()
+        job.task_seen(self._root)
         if job.usage_error is not None or job.regrading is not None:  # then each task has variants of its own
             return False
         return job.dataset_error(self._root) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pytest_ageval.analyze.hack import findings
+from pytest_ageval.analyze.evidence import findings_of
 from pytest_ageval.evidence.files import now, read_jsonl
 from pytest_ageval.evidence.layout import Layout
 from pytest_ageval.evidence.redact import Redactor
@@ -39,7 +39,8 @@ def report(attempts: Sequence[Recorded], analyzer: str, unfinished: int = 0) -> 
 
 
 def _of(attempt: Recorded, analyzer: str) -> Row:
-    rows = read_jsonl(Layout(attempt.root).trajectory)
+    trajectory = Layout(attempt.root).trajectory
+    rows = read_jsonl(trajectory) if trajectory.is_file() else []
     result = attempt.result
     found: Row = {
         "attempt_id": attempt.attempt_id,
@@ -48,7 +49,7 @@ def _of(attempt: Recorded, analyzer: str) -> Row:
         "score": result.get("score"),
     }
     if analyzer == "hack":
-        return {**found, "findings": [each._asdict() for each in findings(rows)]}
+        return {**found, "findings": [each._asdict() for each in findings_of(attempt.root, rows)]}
     counted = _counts(rows)
     usage = result.get("usage") or {}
     found |= {**counted, "usage": usage, "timing": result.get("timing") or {}}
@@ -57,7 +58,7 @@ def _of(attempt: Recorded, analyzer: str) -> Row:
             "limit": result.get("limit"),
             "agent_status": result.get("agent_status"),
             "error": result.get("error"),
-            "findings": [each._asdict() for each in findings(rows)],
+            "findings": [each._asdict() for each in findings_of(attempt.root, rows)],
             "end": tail_text(rows, TAIL),
         }
     return found
@@ -88,7 +89,7 @@ def text(document: Row) -> list[str]:
             tools = ", ".join(f"{name} {count}" for name, count in row["tools"].items()) or "none"
             lines.append(f"  {row['invocations']} invocations, {row['turns']} answers; tools: {tools}")
         lines += [
-            f"  {f['severity']}: {f['rule']}: {f['about']} (trajectory.jsonl line {f['row']}): {f['excerpt']}"
+            f"  {f['severity']}: {f['rule']}: {f['about']} ({f['file']} line {f['row']}): {f['excerpt']}"
             for f in row.get("findings", ())
         ]
         lines += [f"  {line}" for line in _second(row.get("second_look") or {})]

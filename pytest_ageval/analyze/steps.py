@@ -42,13 +42,14 @@ _OPEN = re.compile(r"open\(\s*['\"]([^'\"]+)['\"]\s*,\s*['\"][wax]|Path\(\s*['\"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a tool. `row` is its line in trajectory.jsonl, counted from 1; `writes` are paths."""
+    """One call of a tool. `row` is its line in the file, counted from 1; `writes` and `reads` are paths."""
 
     row: int
     tool: str
     command: str
     writes: tuple[str, ...]
     text: str
+    reads: tuple[str, ...] = ()
 
 
 def steps(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
@@ -64,10 +65,14 @@ def _step(number: int, row: Mapping[str, Any]) -> Step:
     command = tool_command(row)[:LOOKED_AT]
     paths = list(written(command))
     text = ""
-    if _WRITES.search(f"{name} {row.get('kind') or ''}"):
-        paths += [str(args[key]) for key in _PATHS if isinstance(args.get(key), str)]
+    named = [str(args[key]) for key in _PATHS if isinstance(args.get(key), str)]
+    reads: list[str] = []
+    if not _WRITES.search(f"{name} {row.get('kind') or ''}"):
+        reads = [path[:LOOKED_AT] for path in named]
+    else:
+        paths += named
         text = "\n".join(str(args[key]) for key in _TEXTS if isinstance(args.get(key), str))[:LOOKED_AT]
-    return Step(number, name, command, tuple(dict.fromkeys(paths)), text)
+    return Step(number, name, command, tuple(dict.fromkeys(paths)), text, tuple(reads))
 
 
 def written(command: str) -> Iterator[str]:

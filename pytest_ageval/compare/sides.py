@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +13,7 @@ from pytest_ageval.evidence.files import read_document
 from pytest_ageval.suite.completeness import Completeness, completeness, of_foreign
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout
 from pytest_ageval.suite.record import Settled, read_suite
+from pytest_ageval.suite.roots import configured, evidence_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,7 +67,7 @@ def find(name: str, evidence: Path | None = None) -> Path:
     """The directory of a suite run: a path to it or to a file of it, a data set or a root of evidence
     (the last one in it), an id, the beginning of one, or ``last``.
 
-    Ids are looked up in `evidence`, else in ``.ageval`` here and up to two levels below. Raises ConfigError
+    Ids are looked up in `evidence`, else where `suite.roots` finds it. Raises ConfigError
     ``suite_not_found`` and ``suite_ambiguous``.
     """
     path = Path(name).expanduser()
@@ -78,17 +78,9 @@ def find(name: str, evidence: Path | None = None) -> Path:
     roots = [root for root in (path, path / ".ageval") if (root / DIRECTORY).is_dir()]
     if roots:
         return _choose("last", roots, name)
-    return _choose(name, evidence_roots(evidence), name)
-
-
-def evidence_roots(evidence: Path | None = None) -> list[Path]:
-    """The roots of evidence in which an id is looked up."""
-    if evidence is not None:
-        return [evidence]
-    configured = os.environ.get("AGEVAL_DIR")
-    here = Path()
-    near = [here / ".ageval", *sorted(here.glob("*/.ageval")), *sorted(here.glob("*/*/.ageval"))]
-    return [root for root in ([Path(configured)] if configured else []) + near if (root / DIRECTORY).is_dir()]
+    if (path / "ageval.yaml").is_file() and (named := configured(path)) is not None:
+        return _choose("last", [named], name)
+    return _choose(name, evidence_roots(evidence, Path.cwd()) or list(filter(None, [evidence])), name)
 
 
 def _choose(wanted: str, roots: Sequence[Path], name: str) -> Path:

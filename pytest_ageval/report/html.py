@@ -91,16 +91,16 @@ def extras(directory: Path, page: str, *, analyze: bool = False) -> list[Row]:
         content = f'<details class="ageval" style="{_BLOCK}"><summary>Trajectory</summary>{body}</details>'
         found.append(_extra("Trajectory", "html", content))
     if analyze:
-        found.append(_extra("Analysis", "html", analysis(Layout(directory).trajectory)))
+        found.append(_extra("Analysis", "html", analysis(directory)))
     return found
 
 
-def analysis(path: Path) -> str:
-    """Signs of reward hacking in a trajectory, as an element (``--analyze hack``)."""
-    from pytest_ageval.analyze.hack import findings
+def analysis(directory: Path) -> str:
+    """Signs of reward hacking in the evidence of an attempt, as an element (``--analyze hack``)."""
+    from pytest_ageval.analyze.evidence import findings_of
 
-    found = findings(list(_rows(path)))
-    lines = (f"{f.severity}: {f.rule}: {f.about} (line {f.row}): {f.excerpt}" for f in found)
+    found = findings_of(directory, list(_rows(Layout(directory).trajectory)))
+    lines = (f"{f.severity}: {f.rule}: {f.about} ({f.file} line {f.row}): {f.excerpt}" for f in found)
     items = "".join(f"<li>{escape(clean(line, 600))}</li>" for line in lines)
     title = f"Analysis: {len(found)} sign{'s' if len(found) != 1 else ''} of reward hacking"
     return f'<details class="ageval" style="{_BLOCK}"><summary>{title}</summary><ul>{items}</ul></details>'

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,45 +17,17 @@ from pytest_ageval.evidence.writer import still_runs
 from pytest_ageval.suite import started
 from pytest_ageval.suite.cache import DIRECTORY as CACHE
 from pytest_ageval.suite.cache import ResultCache
-from pytest_ageval.suite.places import DIRECTORY, SuiteLayout, suites
+from pytest_ageval.suite.places import SuiteLayout, suites
 from pytest_ageval.suite.record import SuiteWriter, read_suite
 from pytest_ageval.suite.tally import Figures
 
 CANCEL_SCHEMA = "ageval.suite.cancel/1"
-
-#: Directories below the current one that are searched for data sets.
-DEPTH = 5
-_PASSED_OVER = frozenset(("node_modules", "__pycache__", "venv", "site-packages"))
 
 #: Seconds after which a session that has not noticed a request to stop gets a signal.
 NOTICE_SECONDS = 3.0
 
 
 # -- which there are ---------------------------------------------------------------------------------
-
-
-def evidence_roots(given: Path | None, here: Path) -> list[Path]:
-    """Roots of evidence that hold suite runs: of `given`, else of ``AGEVAL_DIR``, around and below `here`."""
-    if given is not None:
-        return [place for place in (given, given / ".ageval") if (place / DIRECTORY).is_dir()]
-    named = os.environ.get("AGEVAL_DIR")
-    found = [Path(named)] if named else []
-    found += [place / ".ageval" for place in (here, *here.parents)]
-    found += _below(here, DEPTH)
-    unique = {place.absolute(): None for place in found if (place / DIRECTORY).is_dir()}
-    return list(unique)
-
-
-def _below(directory: Path, depth: int) -> Iterator[Path]:
-    try:
-        entries = [Path(e.path) for e in os.scandir(directory) if e.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
-    for entry in sorted(entries):
-        if (entry / DIRECTORY).is_dir():
-            yield entry
-        elif depth > 1 and entry.name not in _PASSED_OVER and not entry.name.startswith("."):
-            yield from _below(entry, depth - 1)
 
 
 def select(name: str, roots: Sequence[Path]) -> list[Path]:
@@ -94,6 +66,12 @@ class State(NamedTuple):
     progress: dict[str, Any]
 
     @property
+    def parents(self) -> list[str]:
+        """The suite runs whose attempts this one judges again."""
+        header = read_document(SuiteLayout(self.root).header) or {}
+        return [str(name) for name in header.get("parents") or ()]
+
+    @property
     def goes_on(self) -> bool:
         """A session writes it."""
         return self.status in ("running", "cancelling")
@@ -112,6 +90,7 @@ class State(NamedTuple):
             **self.progress,
             "status": self.status,
             "path": str(self.root),
+            "parents": self.parents,
             "eta_seconds": None if self.seconds_left is None else round(self.seconds_left, 1),
         }
 

@@ -54,6 +54,9 @@ class SuiteHeader(msgspec.Struct, frozen=True, kw_only=True):
     n_attempts: int = 1
     #: Suite runs whose record this one goes on with, or whose attempts it judges again.
     parents: tuple[str, ...] = ()
+    #: Options of the first session that say what is run, and the cells of its matrix in words.
+    options: Mapping[str, Any] = {}
+    cells: tuple[str, ...] = ()
     note: str | None = None
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class SuiteRun:
         self._slots: dict[str, None] = {}
         self._running: dict[str, str] = {}
         self._skipped: set[str] = set()
+        #: Slots that no session before had meant to fill.
+        self.new_slots = 0
         self._attempts: set[str] = set()
         self._began = time.time()
         self._status: Status = "running"
@@ -83,7 +85,7 @@ class SuiteRun:
         return run
 
     @classmethod
-    def resume(cls, root: Path, slots: Iterable[str], workers: int = 1) -> SuiteRun:
+    def resume(cls, root: Path, slots: Sequence[str], workers: int = 1) -> SuiteRun:
         """Go on with a suite run; what settled and was not recorded is recorded now.
 
         Raises AgevalError ``suite_in_progress``, ``suite_invalid``, and OSError.
@@ -96,6 +98,8 @@ class SuiteRun:
             run._load(suite.settled, suite.history)
             plan = read_document(run.layout.plan) or {}
             run._skipped.update(_texts(plan.get("skipped")))
+            planned = {**dict.fromkeys(_texts(plan.get("slots"))), **dict.fromkeys(suite.settled)}
+            run.new_slots = sum(slot not in planned for slot in slots)
             run._plan((*_texts(plan.get("slots")), *slots))
             run.adopt()
         except BaseException:

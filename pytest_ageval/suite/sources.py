@@ -177,6 +177,7 @@ def _of_directory(path: Path) -> Recorded:
         attempt=attempt,
         item=item,
         name=item.removesuffix(f"-{attempt}"),
+        suite_run_id=result.get("suite_run_id"),
     )
 
 
