@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from pytest_ageval import sequencer
-from pytest_ageval.collection import TASK_FILES
+from pytest_ageval.discovery import TASK_FILES
 from pytest_ageval.inflight.number import roots
 from pytest_ageval.suite.places import DIRECTORY, SuiteLayout
 
