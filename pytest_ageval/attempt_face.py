@@ -69,17 +69,26 @@ class AttemptFace:
         return face
 
     @classmethod
-    def ahead(cls, item: TaskItem) -> AttemptFace:
-        """The attempt of an item whose turn is still to come. Raises what `open` would.
+    def lock_ahead(cls, item: TaskItem) -> LockedTask:
+        """The configuration of an item whose turn is still to come. Raises what `open` would.
 
         An item whose result is known waits for its turn: LookupError.
         """
-        from pytest_ageval.inflight.started import Started
-
         if recorded.look_up(item) is not None:
             raise LookupError("the result is known")
         try:
-            face = cls._make(item)
+            return cls._lock(item)
+        finally:
+            _forget(item)
+
+    @classmethod
+    def ahead(cls, item: TaskItem, locked: LockedTask) -> AttemptFace:
+        """The attempt of an item whose turn is still to come. Raises what `open` would."""
+        from pytest_ageval.inflight.started import Started
+
+        try:
+            _refuse_decided(item)
+            face = cls._begin(item, locked)
         finally:
             _forget(item)
         face.started = Started(face.raw)
@@ -89,6 +98,11 @@ class AttemptFace:
     @classmethod
     def _make(cls, item: TaskItem) -> AttemptFace:
         """Lock the item's task and create its attempt directory."""
+        return cls._begin(item, cls._lock(item))
+
+    @classmethod
+    def _lock(cls, item: TaskItem) -> LockedTask:
+        """Lock the item's task, if there is anything to run."""
         job = Job.of(item.config)
         roles = job.unbound_roles(item)
         if roles and not item.variant.role_agents:
@@ -96,11 +110,13 @@ class AttemptFace:
                 f"nobody plays {', '.join(roles)}: choose an agent with --agent NAME, or bind it "
                 "in profiles.yaml"
             )
-        decided = sequencer.decided(item)
-        if decided is not None:
-            item.stash[DECIDED] = decided.as_dict()
-            pytest.skip(decided.words())
-        locked = job.lock(item)
+        _refuse_decided(item)
+        return job.lock(item)
+
+    @classmethod
+    def _begin(cls, item: TaskItem, locked: LockedTask) -> AttemptFace:
+        """Create the attempt directory, while the run's budget lasts."""
+        job = Job.of(item.config)
         used_up = job.budget_used_up()
         if used_up is not None:
             item.stash[NOT_RUN] = used_up
@@ -293,6 +309,14 @@ class AttemptFace:
         temporary = self._note.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._note)
+
+
+def _refuse_decided(item: TaskItem) -> None:
+    """Skip an attempt that no conclusion of ``--attempts auto`` needs."""
+    decided = sequencer.decided(item)
+    if decided is not None:
+        item.stash[DECIDED] = decided.as_dict()
+        pytest.skip(decided.words())
 
 
 def _forget(item: TaskItem) -> None:

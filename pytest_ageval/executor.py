@@ -194,6 +194,10 @@ class Recorded:
 PermissionPolicy = Literal["allow", "deny", "ask"]
 
 
+async def _no_pace() -> None:
+    return None
+
+
 async def _no_checkpoint() -> int | None:
     return None
 
@@ -257,6 +261,10 @@ class Session:
     `checkpoint` keeps what the box's directories hold now and gives a number for it, or None when that is
     not wanted; `restore` brings them to the state of a number. An executor that works in the box itself
     calls the first before it tells that a tool call has settled, and the second when it replays one.
+    `pace` returns when a request to the model may go out: an executor that calls from the host awaits it
+    before each, outside of its own time limits. `held` gives the seconds for which calls of this session were
+    held back so far, by `pace` or by the model gateway: they do not count against a turn's limits, and an
+    agent that is silent meanwhile is not to blame.
     """
 
     session_id: str
@@ -284,6 +292,8 @@ class Session:
     recorded: Recorded | None = None
     checkpoint: Callable[[], Awaitable[int | None]] = _no_checkpoint
     restore: Callable[[int], Awaitable[None]] = _no_restore
+    pace: Callable[[], Awaitable[None]] = _no_pace
+    held: Callable[[], float] = lambda: 0.0
 
 
 class Executor(abc.ABC):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_ageval.config import Dataset, JobOptions, LockedTask, TaskDocument, Variant
     from pytest_ageval.extensions import PluginPackage
     from pytest_ageval.faces import BoxFace
+    from pytest_ageval.pacing import Pacer
     from pytest_ageval.registry import Registry
     from pytest_ageval.regrading import Regrading
     from pytest_ageval.suites import Suites
@@ -159,6 +160,14 @@ class Job:
         if self.ledger is not None:
             return self.ledger.recorded_in(record)
         return Ledger(running_dir(self.config) / "ledger", Budget(), record)
+
+    @cached_property
+    def pacer(self) -> Pacer:
+        """When requests to providers may go out, for all attempts of this process. Raises ConfigError."""
+        from pytest_ageval.inflight import limits
+        from pytest_ageval.pacing import Pacer
+
+        return Pacer(limits.requests_per_minute(self), limits.workers(self.config))
 
     def budget_used_up(self) -> str | None:
         """Why no further attempt may begin; None while the run's budget lasts."""
@@ -435,6 +444,7 @@ class Job:
             ledger=self._ledger_of(root),
             prices=self.prices,
             checkpoints=self.option("checkpoints") or "step",
+            pacer=self.pacer,
         )
 
     def evidence_root(self, dataset_root: Path) -> Path:

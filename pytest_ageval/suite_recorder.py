@@ -107,9 +107,15 @@ class SuiteRecorder:
 
     def _poll(self) -> None:
         """Write what is due, and end the session when somebody asks for it."""
-        asked = False
+        from pytest_ageval.inflight.notes import Notes
+        from pytest_ageval.job import running_dir
+
+        asked, notes = False, Notes(running_dir(self.config))
         while not self._stop.wait(POLL_SECONDS):
+            under_way = notes.under_way()
             for run in self.runs.values():
+                mine = {nodeid: at for nodeid, at in under_way.items() if self._homes.get(nodeid) is run}
+                run.under_way(mine)
                 run.tick()
             if not asked and any(run.cancelling for run in self.runs.values()):
                 asked = True

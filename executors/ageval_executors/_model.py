@@ -151,6 +151,7 @@ class ModelExecutor(Executor):
             self._call.cancel()
 
     async def _post(self, body: Mapping[str, Any], answer: Answer) -> None:
+        await self.session.pace()
         limit, left = self.session.model.timeout or DEFAULT_TIMEOUT, self.session.remaining()
         if left is not None and left < limit:
             await self._send(body, answer, max(0.0, left), _phase_over())

@@ -22,6 +22,7 @@ from pytest_ageval.attempt.verdict import Verdict
 from pytest_ageval.errors import AgevalError, BoxError, EvaluatorError, ExecutorError
 from pytest_ageval.evidence import EvidenceStore, Redactor, now
 from pytest_ageval.faces import BoxFace
+from pytest_ageval.pacing import Pacer
 
 if TYPE_CHECKING:
     from pytest_ageval.accounting import Ledger
@@ -46,7 +47,7 @@ class AttemptOptions:
     `trust_tasks` lets run.py and evaluator.py see all that the user does. `script_start` is how their
     processes start. `hidden` are further
     directories and files that a contained script does not see. `ledger` is what the whole run has spent,
-    if it has a budget, and `prices` what models cost.
+    if it has a budget, and `prices` what models cost. `pacer` says when requests to providers may go out.
     directories and files that a contained script does not see. `gateway` is whether agents' model
     calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
     `export` names the form in which a settled attempt is written once more.
@@ -69,6 +70,7 @@ class AttemptOptions:
     replay: Path | None = None
     export: Literal["harbor"] | None = None
     checkpoints: Literal["off", "turn", "step"] = "step"
+    pacer: Pacer = field(default_factory=Pacer)
 
 
 class Attempt:
@@ -136,6 +138,8 @@ class Attempt:
         self.not_produced: list[str] = []
         self.directories: dict[str, tuple[Path, tuple[int, int] | None]] = {}
         self.timing: dict[str, float] = {}
+        #: Seconds for which the attempt stood still because of the run's own pace; no part of its time.
+        self.held_seconds = 0.0
         self.cleanup_warning: str | None = None
         #: Why the settled attempt could not be exported.
         self.export_warning: str | None = None
@@ -203,6 +207,10 @@ class Attempt:
     def task_id(self) -> str:
         """The task's id."""
         return self.locked.task_id
+
+    def held_back(self, seconds: float) -> None:
+        """The attempt stood still for so long because others of the run call the same provider."""
+        self.held_seconds += seconds
 
     def fact(self, name: str, detail: Any = None) -> None:
         """Note something in the evidence (``facts`` of summary.json)."""
@@ -309,7 +317,7 @@ class Attempt:
         self.phase = name
         spent = 0.0 if self.past is None else self.past.run.phase(name).clock_ms / 1000
         self.clock = clock = PhaseClock(budget, spent)
-        started = time.monotonic()
+        started, held = time.monotonic(), self.held_seconds
         request = f"phase_{name}"
         self.evidence.activity.append("phase", "in_flight", request, {"phase": name})
         ok = False
@@ -320,7 +328,7 @@ class Attempt:
             self._failed(name, error)
             raise
         finally:
-            elapsed = (time.monotonic() - started) * 1000
+            elapsed = (time.monotonic() - started - (self.held_seconds - held)) * 1000
             self.timing[name] = round(self.timing.get(name, 0.0) + elapsed, 1)
             self.evidence.activity.append(
                 "phase",

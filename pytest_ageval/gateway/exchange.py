@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from pytest_ageval.gateway.canonical import Canonical
     from pytest_ageval.gateway.recording import Answer, End
     from pytest_ageval.gateway.routes import Route
+    from pytest_ageval.pacing import Holding
 
 #: Bytes of a request, of an answer, and of an error's body.
 MAX_REQUEST = 64 * 1024 * 1024
 MAX_ANSWER = 512 * 1024 * 1024
 MAX_ERROR = 1024 * 1024
+
+#: With these and ``Retry-After`` a provider asks to be left alone for a while.
+TOO_MANY = frozenset({429, 503, 529})
 
 #: Seconds that a replayed call hangs which the agent had dropped when it was recorded.
 REPLAY_HANG = 120.0
@@ -72,7 +76,18 @@ class Exchange:
             return await self._replay()
         if self.route.recorder is not None:
             self._recorded = (self.route.recorder.number(), await asyncio.to_thread(self._canonical))
-        return await self._pass_on(client)
+        holding = self.route.holding
+        if holding is None or not self.call.generates:
+            return await self._pass_on(client)
+        with holding.call():
+            await self._wait_for_turn(holding)
+            return await self._pass_on(client)
+
+    async def _wait_for_turn(self, holding: Holding) -> None:
+        """Attempts of the run call the same provider. The wait is no part of the call's time."""
+        before = self._clock()
+        await holding.turn()
+        self._arrived += self._clock() - before
 
     async def _read_request(self) -> bool:
         if self.request.headers.get("expect", "").lower() == "100-continue":
@@ -213,6 +228,8 @@ class Exchange:
         self.call.status = status
         self.call.streamed = "event-stream" in kind
         self.call.retry_after = header_rules.retry_after(self._headers.get("retry-after"))
+        if status in TOO_MANY and self.call.retry_after is not None and self.route.holding is not None:
+            self.route.holding.pace.hold(self.call.retry_after)
         self._reading = Reading(self.call.wire, status, kind, self._headers.get("content-encoding"))
 
     async def _give(self, reply: web.StreamResponse, chunk: bytes) -> None:

@@ -16,6 +16,7 @@ from pytest_ageval.gateway.canonical import Canonical
 if TYPE_CHECKING:
     from pytest_ageval.executor import Usage
     from pytest_ageval.gateway.recording import Player, Recorder
+    from pytest_ageval.pacing import Holding
 
 #: What a dummy key begins with; the rest is the token.
 KEY_PREFIX = "sk-ageval-"
@@ -79,7 +80,7 @@ class Route:
     `refuse` says why no further call may be made; `called` and `ended` get the usage and the record
     of each call that has ended. `scrub` masks secrets in text. `recorder` or `player`: the calls are
     recorded, or answered from a recording; `normalise` makes a request's canonical form, `missed` and
-    `unrecorded` are told why one could not be answered or kept.
+    `unrecorded` are told why one could not be answered or kept. `holding` says when one may go out.
     """
 
     upstream: Upstream
@@ -92,6 +93,7 @@ class Route:
     scrub: Callable[[str], str] = lambda text: text
     recorder: Recorder | None = None
     player: Player | None = None
+    holding: Holding | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     calls: list[CallRecord] = field(default_factory=list)
     closed: bool = False

@@ -57,6 +57,7 @@ class Loop:
             item = self._choose(self._groups[0])
             self.pool.turn_of(item)
             self.source.run(item, self._next(item))
+            self.pool.turn_over(item)
             if self.session.shouldfail:
                 raise self.session.Failed(self.session.shouldfail)
             if self.session.shouldstop:

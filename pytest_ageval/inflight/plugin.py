@@ -26,7 +26,13 @@ class InFlight:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Every worker needs more items than it runs, to know which one comes next."""
-        return make_scheduler(config, log, self._depth)
+        return make_scheduler(config, log, self._depth, self._order)
+
+    def _order(self, nodeids: Sequence[str]) -> list[int]:
+        from pytest_ageval.inflight.order import longest_first
+        from pytest_ageval.job import Job
+
+        return longest_first(Job.of(self.config), nodeids)
 
     def _depth(self, nodeids: Sequence[str]) -> int | None:
         """Items that a worker is to have; None: as ever."""
@@ -54,7 +60,8 @@ class InFlight:
         from pytest_ageval.inflight.pool import POOL, Pool
 
         diverted = _Diverted(self.config)
-        pool = session.config.stash[POOL] = Pool(self.config, limit)
+        ordered = hasattr(self.config, "workerinput")  # by the controller
+        pool = session.config.stash[POOL] = Pool(self.config, limit, ordered=ordered)
         try:
             Loop(session, source, pool).run()
         finally:

@@ -67,10 +67,16 @@ class _Worker:
         )
 
 
-def make_scheduler(config: pytest.Config, log: Any, depth_of: Callable[[Sequence[str]], int | None]) -> Any:
+def make_scheduler(
+    config: pytest.Config,
+    log: Any,
+    depth_of: Callable[[Sequence[str]], int | None],
+    order: Callable[[Sequence[str]], list[int]],
+) -> Any:
     """A scheduler that keeps so many items at every worker as `depth_of` says of the items' ids.
 
-    None: pytest-xdist's own number. No scheduler when another one was asked for.
+    None: pytest-xdist's own number. `order` are the places of the ids in the order in which the items are to
+    begin. No scheduler when another one was asked for.
     """
     if config.getoption("dist", "no") not in ("load", "no") or config.getoption("maxschedchunk", None):
         return None
@@ -80,6 +86,7 @@ def make_scheduler(config: pytest.Config, log: Any, depth_of: Callable[[Sequence
         """Hands items out singly, `depth` to each worker."""
 
         depth: int | None = None
+        ordered = False
 
         def schedule(self) -> None:
             """Begin with one item for each worker, so that all get some of the first."""
@@ -98,6 +105,13 @@ def make_scheduler(config: pytest.Config, log: Any, depth_of: Callable[[Sequence
                 if not self.pending:
                     for node in self.nodes:
                         node.shutdown()
+
+        def _send_tests(self, node: Any, num: int) -> None:
+            """The first time, put what is to come into the order in which it is to begin."""
+            if self.depth is not None and not self.ordered:
+                self.ordered = True
+                self.pending[:] = order(self.collection)
+            super()._send_tests(node, num)
 
         def check_schedule(self, node: Any, duration: float = 0) -> None:
             """Fill a worker up again."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pytest_ageval.config.locked import Binding
     from pytest_ageval.evidence.layout import Surface
     from pytest_ageval.gateway.link import Link
+    from pytest_ageval.pacing import Holding
+    from pytest_ageval.sessions.stall import Stalls
 
 _LOCATOR = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -38,10 +40,12 @@ def session_for(
     box: Box | None = None,
     calls: CallMeter | None = None,
     link: Link | None = None,
+    holding: Holding | None = None,
 ) -> Session:
     """The session of `role`, with its secrets resolved, in `box` or else in the agent's box.
 
-    `calls` counts its model calls. With `link` it gets the address and the key that the model gateway gives.
+    `calls` counts its model calls, `holding` paces them. With `link` it gets the address and the key that the
+    model gateway gives.
     """
     binding = attempt.locked.bindings[role]
 
@@ -58,6 +62,13 @@ def session_for(
     else:
         url = base_url(attempt, binding)
         key = attempt.secrets.get(binding.api_key) if binding.api_key else None
+
+    async def pace() -> None:
+        # What passes the gateway is paced there.
+        if holding is not None and (link is None or link.route is None):
+            with holding.call():
+                await holding.turn()
+
     return Session(
         session_id=session_id,
         role=role,
@@ -81,6 +92,8 @@ def session_for(
         mcp_servers=mcp_servers(attempt, binding),
         login=binding.auth != "env",
         solution=reference_solution(attempt, binding),
+        pace=pace,
+        held=holding.seconds if holding is not None else lambda: 0.0,
     )
 
 
@@ -201,6 +214,16 @@ def resolved(attempt: Attempt, text: str, where: str, *, secret: bool = True) ->
         return found
 
     return _LOCATOR.sub(value, text)
+
+
+def holding_for(attempt: Attempt, binding: Binding, stalls: Stalls) -> Holding:
+    """What paces the model calls of one session of `binding`, in the time of `stalls`."""
+    from pytest_ageval.pacing import Holding
+
+    executor = attempt.registry.executor(binding.executor)
+    url = base_url(attempt, binding) or executor.provider_url(binding.options, binding.model.id)
+    pace = attempt.options.pacer.of(url if executor.calls_model else None)
+    return Holding(pace, lambda: stalls.waiting(paced=True))
 
 
 def stall_seconds(attempt: Attempt, binding: Binding) -> float:

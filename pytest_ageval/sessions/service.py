@@ -71,7 +71,7 @@ class AgentService:
         self.sealed = False
         #: How the last turn ended.
         self.last: AgentResult | None = None
-        self.stalls = Stalls(lambda: attempt.clock.freeze())
+        self.stalls = Stalls(lambda: attempt.clock.freeze(), attempt.held_back)
         self._failures: dict[tuple[str, str | None], AgentResult] = {}
         self._scoring = scoring
         self._judge_box = judge_box

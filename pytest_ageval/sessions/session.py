@@ -20,7 +20,14 @@ from pytest_ageval.evidence import plain, structured
 from pytest_ageval.evidence.activity import digest
 from pytest_ageval.evidence.history import reply_of
 from pytest_ageval.executor import AgentResult, Event, Executor, Recorded, Usage
-from pytest_ageval.sessions.build import CurrentScope, link_for, session_for, settle, stall_seconds
+from pytest_ageval.sessions.build import (
+    CurrentScope,
+    holding_for,
+    link_for,
+    session_for,
+    settle,
+    stall_seconds,
+)
 from pytest_ageval.sessions.replay import asked
 from pytest_ageval.sessions.stall import Backoff
 
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_ageval.box import Box
     from pytest_ageval.evidence import InvocationRecord
     from pytest_ageval.gateway.link import Link
+    from pytest_ageval.pacing import Holding
     from pytest_ageval.sessions.service import AgentService
 
 log = logging.getLogger("pytest_ageval")
@@ -76,6 +84,8 @@ class RoleSession:
         self._running: asyncio.Task[AgentResult] | None = None
         #: How its model calls go out.
         self._link: Link | None = None
+        #: What holds them back.
+        self._holding: Holding | None = None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -111,6 +121,9 @@ class RoleSession:
         link = self._link = await link_for(
             self.attempt, self.role, self.session_id, self.service.phase, self.box
         )
+        holding = self._holding = holding_for(self.attempt, self.binding, self.service.stalls)
+        if link.route is not None:
+            link.route.holding = holding
         session = session_for(
             self.attempt,
             self.role,
@@ -122,6 +135,7 @@ class RoleSession:
             box=self.box,
             calls=self.calls,
             link=link,
+            holding=holding,
         )
         session = replace(session, recorded=recorded)
         if self._works_here:
@@ -197,6 +211,9 @@ class RoleSession:
         finally:
             if self._link is not None:
                 await self._link.close()
+            if (held := self._held()) > 0:
+                detail = {"session_id": self.session_id, "seconds": round(held, 1)}
+                self.attempt.fact("model_calls_held_back", detail)
 
     async def _close_executor(self) -> None:
         if self.executor is None:
@@ -240,17 +257,17 @@ class RoleSession:
         invocation = f"inv_{secrets.token_hex(8)}"
         prompt = await self._slot("before_agent_invoke", str(payload.get("prompt") or ""))
         record = self._begin(request, invocation, prompt, payload)
-        started = time.monotonic()
+        started = time.monotonic() - self._held()
         try:
             result = await self._attempts(prompt, payload)
         except asyncio.CancelledError:
             # The phase is over. What the agent had reported by then is all there will be.
-            elapsed = (time.monotonic() - started) * 1000
+            elapsed = (time.monotonic() - self._held() - started) * 1000
             cut = self._cancelled()
             record.finish(cut, elapsed)
             self._end(request, invocation, cut, elapsed, cut=True)
             raise
-        elapsed = (time.monotonic() - started) * 1000
+        elapsed = (time.monotonic() - self._held() - started) * 1000
         result = await self._slot("after_agent_invoke", result)
         result = await self._slot("normalize_agent_result", result)
         record.finish(result, elapsed)
@@ -307,6 +324,8 @@ class RoleSession:
                 result = replace(result, usage=add(used))
             if result.ok or not (result.infrastructure and result.transient and result.repeatable):
                 return result
+            if result.retry_after is not None and self._holding is not None:
+                self._holding.pace.hold(result.retry_after)  # it is said to one, and meant for all
             wait = backoff.next(result.retry_after)
             if wait is None or self.service.sealed or self.closed:
                 self._stalled(result, backoff, "budget_exhausted")
@@ -369,12 +388,12 @@ class RoleSession:
 
     async def _call(self, prompt: str, payload: Mapping[str, Any]) -> AgentResult:
         assert self.executor is not None  # open() came first
+        assert self._holding is not None
         turn = self.executor.invoke(prompt, tools=payload.get("tools"), messages=payload.get("messages"))
         self._running = asyncio.ensure_future(portal.guard(turn))
         ceiling = self.service.turn_seconds
         try:
-            done, _ = await asyncio.wait({self._running}, timeout=ceiling)
-            if not done:
+            if not await self._holding.ends_within(self._running, ceiling):
                 await self.cancel()
                 return self._after_timeout(ceiling)
             return self._running.result()
@@ -396,6 +415,9 @@ class RoleSession:
                 ok=False, error=f"{type(error).__name__}: {error}", status="crashed",
                 infrastructure=True, repeatable=False,
             )  # fmt: skip
+
+    def _held(self) -> float:
+        return 0.0 if self._holding is None else self._holding.seconds()
 
     def _after_timeout(self, ceiling: float | None) -> AgentResult:
         """What a turn that was ended for its time came to."""

@@ -7,6 +7,7 @@ attempts from coming back at the same moment (M. Brooker, "Exponential Backoff A
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,13 +44,24 @@ class Backoff:
 
 
 class Stalls:
-    """Stops the phase's clock while every invoke that runs waits for its provider, and only then."""
+    """Stops the phase's clock while every invoke that runs waits for its provider, and only then.
 
-    def __init__(self, freeze: Callable[[], AbstractContextManager[None]]) -> None:
+    `held` is told for how many seconds it stood still because of the run's own pace, and not for a provider
+    that is down.
+    """
+
+    def __init__(
+        self,
+        freeze: Callable[[], AbstractContextManager[None]],
+        held: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._freeze = freeze
+        self._held = held
         self._running = 0
         self._waiting = 0
+        self._paced = 0
         self._frozen: ExitStack | None = None
+        self._last = 0.0
 
     @contextmanager
     def invoke(self) -> Iterator[None]:
@@ -61,17 +73,21 @@ class Stalls:
             self._change(-1, 0)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """One of them waits."""
-        self._change(0, 1)
+    def waiting(self, *, paced: bool = False) -> Iterator[None]:
+        """One of them waits. `paced`: for its turn to call, see `pytest_ageval.pacing`."""
+        self._change(0, 1, int(paced))
         try:
             yield
         finally:
-            self._change(0, -1)
+            self._change(0, -1, -int(paced))
 
-    def _change(self, running: int, waiting: int) -> None:
+    def _change(self, running: int, waiting: int, paced: int = 0) -> None:
+        if self._frozen is not None and self._paced:
+            self._held(time.monotonic() - self._last)
+        self._last = time.monotonic()
         self._running += running
         self._waiting += waiting
+        self._paced += paced
         stand_still = 0 < self._running == self._waiting
         if stand_still and self._frozen is None:
             self._frozen = ExitStack()

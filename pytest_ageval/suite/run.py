@@ -59,6 +59,7 @@ class SuiteRun:
         self._n_attempts = header.n_attempts
         self._slots: dict[str, None] = {}
         self._running: dict[str, str] = {}
+        self._ahead: dict[str, str] = {}
         self._skipped: set[str] = set()
         #: Slots that no session before had meant to fill.
         self.new_slots = 0
@@ -145,9 +146,19 @@ class SuiteRun:
         with self._lock:
             self._skipped.discard(slot)
             self._running[slot] = now()
-            peak = max(int(self._session["inflight_peak"]), len(self._running))
-            self._session["inflight_peak"] = peak
-            self._dirty = True
+            self._changed()
+
+    def under_way(self, slots: Mapping[str, str]) -> None:
+        """All attempts that have begun and have no result, since when: also those whose turn is to come."""
+        with self._lock:
+            if self._ahead != slots:
+                self._ahead = dict(slots)
+                self._changed()
+
+    def _changed(self) -> None:
+        peak = max(int(self._session["inflight_peak"]), len({**self._running, **self._ahead}))
+        self._session["inflight_peak"] = peak
+        self._dirty = True
 
     def ended(self, slot: str) -> None:
         """It runs no more."""
@@ -281,7 +292,9 @@ class SuiteRun:
                 "total": len(slots),
                 "skipped": len(self._skipped),
                 "retried": self._session["retried_attempts"],
-                "running": [_running(slot, since) for slot, since in self._running.items()],
+                "running": [
+                    _running(slot, since) for slot, since in {**self._running, **self._ahead}.items()
+                ],
                 "max_concurrent_tasks": self._session["max_concurrent_tasks"],
                 "n_attempts": self._n_attempts,
                 "task_ids": list(dict.fromkeys(map(_task_of, slots))),
@@ -337,6 +350,7 @@ class SuiteRun:
         with self._lock:
             self.adopt()
             self._running.clear()
+            self._ahead.clear()
             try:
                 self._write_plan()
             except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -14,48 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 from .conftest import CRASHING, FAILING
+from .in_flight_kit import most_at_once, order, sleeping
 from .interrupt_kit import alive, sleeper, start, until
 
 if TYPE_CHECKING:
     from .conftest import DataSet
-
-#: Writes when it began and ended, and takes some seconds.
-SLEEPS = """
-import json, time
-from pathlib import Path
-
-def run(ctx):
-    begun = time.time()
-    time.sleep({seconds})
-    with open({log!r}, "a") as stream:
-        stream.write(json.dumps([{name!r}, begun, time.time()]) + "\\n")
-"""
-
-
-def sleeping(demo: DataSet, **tasks: float) -> Path:
-    """Tasks that take so many seconds; returns the file in which they note their times."""
-    log = demo.root / "times.jsonl"
-    demo.pytester.makeini("[pytest]\nageval_trust_tasks = true\n")  # so that they can write there
-    for name, seconds in tasks.items():
-        demo.task(name, run=SLEEPS.format(name=name, seconds=seconds, log=str(log)))
-    return log
-
-
-def most_at_once(log: Path) -> int:
-    """How many attempts were at it at the same time."""
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    events = sorted([(begun, 1) for _, begun, _ in rows] + [(end, -1) for _, _, end in rows])
-    now, most = 0, 0
-    for _, change in events:
-        now += change
-        most = max(most, now)
-    return most
-
-
-def order(result: pytest.RunResult) -> list[str]:
-    """The tasks in the order in which they were reported."""
-    told = [line for line in result.outlines if re.search(r"\b(PASSED|FAILED|ERROR)\b", line)]
-    return [found[1] for line in told if (found := re.search(r"::([\w-]+)\[", line))]
 
 
 def test_attempts_overlap_up_to_the_limit(demo: DataSet) -> None:
@@ -152,12 +114,16 @@ def test_the_first_failure_ends_it_and_nothing_is_left(demo: DataSet) -> None:
     assert [row["status"] for row in demo.results()] == ["FAIL"]
 
 
-@pytest.mark.parametrize("distributed", [(), ("-n", "1")])
-def test_an_interrupt_takes_all_of_them_with_it(demo: DataSet, distributed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("distributed", "number"), [((), signal.SIGINT), (("-n", "1"), signal.SIGINT), ((), signal.SIGTERM)]
+)
+def test_an_interrupt_takes_all_of_them_with_it(
+    demo: DataSet, distributed: tuple[str, ...], number: signal.Signals
+) -> None:
     mark = sleeper(demo)
     process = start(demo, "--in-flight", "4", *distributed)
     assert until(lambda: (demo.root / "pid").exists() and demo.results())
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 2
     assert until(lambda: not alive(mark), 5)
@@ -172,22 +138,44 @@ def test_workers_keep_several_in_flight_each(demo: DataSet) -> None:
     assert Counter(order(result)).most_common(1)[0][1] == 1, "each is run and reported once"
 
 
-def test_what_an_attempt_logs_is_in_its_own_report(demo: DataSet) -> None:
+SAYS = """
+import logging, sys
+
+def pytest_ageval_after_environment(attempt):
+    print("setting up", attempt.task_id)
+
+def pytest_ageval_after_run(attempt):
+    logging.getLogger("mine").warning("logged by %s", attempt.task_id)
+    print("said by", attempt.task_id)
+    print("complained by", attempt.task_id, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--capture=sys", "-n", "1")])
+def test_what_an_attempt_says_is_in_its_own_report(demo: DataSet, more: tuple[str, ...]) -> None:
     sleeping(demo, one=1.0, two=1.0)
     for name in ("one", "two"):
         (demo.root / "tasks" / name / "evaluator.py").write_text(FAILING)
-    (demo.root / "conftest.py").write_text(
-        "import logging\n"
-        "def pytest_ageval_after_run(attempt):\n"
-        "    logging.getLogger('mine').warning('said by %s', attempt.task_id)\n"
-    )
-    demo.pytest("--in-flight", "2", "--junitxml=junit.xml", "-o", "junit_logging=all").assert_outcomes(
-        failed=2
-    )
+    (demo.root / "conftest.py").write_text(SAYS)
+    result = demo.pytest("--in-flight", "2", "--junitxml=junit.xml", "-o", "junit_logging=all", *more)
+    result.assert_outcomes(failed=2)
     for case in ElementTree.parse("junit.xml").iter("testcase"):
         task = str(case.get("name")).partition("[")[0]
-        said = set(re.findall(r"said by (\w+)", ElementTree.tostring(case, encoding="unicode")))
-        assert said == {task}
+        text = ElementTree.tostring(case, encoding="unicode")
+        said = re.findall(r"(setting up|logged by|said by|complained by) (\w+)", text)
+        assert set(said) == {(f, task) for f in ("setting up", "logged by", "said by", "complained by")}
+    for name in ("setup", "call"):
+        assert sum(f"Captured stdout {name}" in line for line in result.outlines) == 2
+    everything = result.stdout.str() + result.stderr.str()
+    assert everything.count("said by one") == 1, "nowhere else"
+
+
+def test_without_capture_it_is_seen_at_once(demo: DataSet) -> None:
+    sleeping(demo, one=0.5, two=0.5)
+    (demo.root / "conftest.py").write_text(SAYS)
+    result = demo.pytest("-s", "--in-flight", "2")
+    result.assert_outcomes(passed=2)
+    assert {"said by one", "said by two"} <= set(re.findall(r"said by \w+", result.stdout.str()))
 
 
 def test_fixtures_of_higher_scope_are_set_up_once(demo: DataSet) -> None:

@@ -36,6 +36,7 @@ class AskingExecutor(Executor):
         """The answer to `prompt` after all that was said before. A failure is returned, never raised."""
         if self.closed:
             return AgentResult(ok=False, error="session_closed", status="crashed", infrastructure=True)
+        await self.session.pace()
         left = self.session.remaining()
         if left == 0:
             return AgentResult(ok=False, error="wall_time_exceeded", status="timeout")

@@ -34,6 +34,9 @@ _POLICIES: Mapping[str, PermissionPolicy] = {
 #: Seconds after the prompt's result in which updates still belong to the turn.
 DRAIN_SECONDS = 0.25
 
+#: While a call is held back, nobody knows for how long; look again not more often than this (seconds).
+HELD_POLL = 0.05
+
 
 class AcpExecutor(Executor):
     """Drives any agent that speaks ACP: one process in the box, one native session, for one `Session`.
@@ -283,15 +286,20 @@ class AcpExecutor(Executor):
     async def _watch(self, native: NativeSession, running: asyncio.Task[dict[str, Any]]) -> None:
         """Wait for the turn's end; stop it when it takes too long or is silent for too long."""
         loop = asyncio.get_running_loop()
-        started, limit, left = loop.time(), self.session.model.timeout, self.session.remaining()
+        held = self.session.held()
+        started, limit, left = loop.time() - held, self.session.model.timeout, self.session.remaining()
         phase = left is not None and (limit is None or left < limit)
         limit = left if phase else limit
         silence = self.options.idle_timeout_seconds or self.session.model.watchdog
-        native.wire.last_activity = started
+        native.wire.last_activity = loop.time()
         while not running.done():
             waits = []
+            before, held = held, self.session.held()
             if limit is not None:
-                waits.append(started + limit - loop.time())
+                waits.append(started + limit - (loop.time() - held))
+            if held > before:
+                # The gateway let the agent wait: that silence is ours too.
+                native.wire.last_activity = loop.time()
             if silence is not None:
                 if native.wire.asked:
                     # The agent waits for our answer: that silence is ours.
@@ -302,7 +310,7 @@ class AcpExecutor(Executor):
                 reason = "wall_time_exceeded" if phase else "acp_timeout"
                 await self._stop(native, running, reason if over else "acp_idle_timeout")
                 return
-            await asyncio.wait({running}, timeout=min(waits) if waits else None)
+            await asyncio.wait({running}, timeout=max(min(waits), HELD_POLL) if waits else None)
 
     async def _drain(self, turn: Turn) -> None:
         turn.flush()

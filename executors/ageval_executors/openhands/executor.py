@@ -31,6 +31,9 @@ CANCEL_SECONDS = 5.0
 #: Seconds of one model call, when nobody limits the turn.
 CALL_SECONDS = 600
 
+#: While a call is held back, nobody knows for how long; look again not more often than this (seconds).
+HELD_POLL = 0.05
+
 WORKER = Path(__file__).with_name("worker.py")
 _EXTRA = {
     "temperature": "temperature",
@@ -271,6 +274,7 @@ class OpenHandsExecutor(Executor):
     async def _watch(self, process: WorkerProcess, turn: Turn) -> None:
         """Wait for the turn's end; stop it when its time is up or a budget is used up."""
         loop = asyncio.get_running_loop()
+        held = self.session.held()
         limit, left = self.session.model.timeout, self.session.remaining()
         deadlines = [(loop.time() + limit, "model_timeout")] if limit is not None else []
         if left is not None:
@@ -281,12 +285,16 @@ class OpenHandsExecutor(Executor):
             while not ended.done() and not gone.done():
                 stop = asyncio.ensure_future(turn.refused.wait())
                 until, why = min(deadlines, default=(None, ""))
-                seconds = None if until is None else max(0.0, until - loop.time())
+                more = self.session.held() - held
+                seconds = None if until is None else max(0.0, until + more - loop.time())
                 waits = {gone, ended, stop} if turn.stopped is None else {gone, ended}
                 await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 stop.cancel()
                 if ended.done() or gone.done():
                     break
+                if turn.refusal is None and turn.stopped is None and self.session.held() - held > more:
+                    await asyncio.sleep(HELD_POLL)  # the gateway let the agent wait
+                    continue
                 await self._stop(process, turn, turn.refusal or why)
                 return
         finally:

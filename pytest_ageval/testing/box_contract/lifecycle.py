@@ -34,10 +34,12 @@ class Declaration(Hooks):
     """What a kind says of itself."""
 
     def test_declares_itself(self, spec: BoxSpec) -> None:
-        """`kind` is a word, `capabilities` are known names, `describe` says a few words."""
+        """`kind` is a word, `capabilities` are known names, `describe` says a few words, and where it is."""
         assert self.box_class.kind.isidentifier()
         assert self.box_class.capabilities <= set(CAPABILITIES)
         assert self.box_class.capabilities >= {"exec", "upload", "download"}
+        assert isinstance(self.box_class.elsewhere, bool)
+        assert self.box_class.at_once is None or self.box_class.at_once >= 1
         described = self.box_class.describe(self.options)
         assert self.box_class.kind in described
         assert "\n" not in described

@@ -179,6 +179,22 @@ class Bounds(Hooks):
 
         play(body, Hang(after="so far", times=None))
 
+    def test_each_call_keeps_the_pace(self, play: Play) -> None:
+        """An executor that calls from the host awaits `pace` before each call of the model."""
+        self.needs_model()
+        self.needs(not self.executor_class.calls_from_box(), "is paced by the model gateway")
+        paced: list[float] = []
+
+        async def pace() -> None:
+            await asyncio.sleep(0.05)
+            paced.append(time.monotonic())
+
+        async def body(stage: Stage) -> None:
+            await stage.invoke("one thing")
+            assert len(paced) == len(stage.model.requests) >= 1
+
+        play(body, *[Text("done")] * 5, pace=pace)
+
     def test_budget_ends_a_loop(self, play: Play) -> None:
         """Before each call of the model `refuse_call` is asked; a reason ends the turn with ``limit``."""
         self.needs(self.loops, "calls the model once in an invoke, or not itself")
