@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,8 +101,8 @@ class Turn:
         self._notice = notice
         self._activity = activity
         self._emit_raw = emit
-        # Not lists of chunks: one of a few characters takes twenty times its size.
-        self._text = {"assistant": io.StringIO(), "thought": io.StringIO()}
+        # UTF-8, and not a list of chunks: a chunk of a few characters takes ten times its length.
+        self._text = {"assistant": bytearray(), "thought": bytearray()}
         self._length = 0
         self._open_text: list[str] = []
         self._open_channel: str | None = None
@@ -114,12 +113,12 @@ class Turn:
     @property
     def text(self) -> str:
         """The agent's message, all chunks of the turn joined."""
-        return self._text["assistant"].getvalue()
+        return self._text["assistant"].decode("utf-8", "surrogatepass")
 
     @property
     def thought(self) -> str:
         """The agent's thoughts, joined."""
-        return self._text["thought"].getvalue()
+        return self._text["thought"].decode("utf-8", "surrogatepass")
 
     @property
     def read_only(self) -> bool:
@@ -196,7 +195,7 @@ class Turn:
         if not text:
             return
         self._length += len(text)
-        self._text[channel].write(text)
+        self._text[channel] += text.encode("utf-8", "surrogatepass")
         if self._open_channel != channel or self._open_length > TEXT_EVENT or self.late:
             self.flush()
         self._open_channel = channel
