@@ -23,7 +23,11 @@ EVENT_LIMIT = 256 * 1024
 #: Characters of one stretch of text that become one event.
 TEXT_EVENT = 4096
 #: Characters of the answer that are kept.
-TEXT_LIMIT = 32 * 1024 * 1024
+TEXT_LIMIT = 8 * 1024 * 1024
+#: Bytes of arguments and results that a turn keeps of its tools, and that go into the step log whole. Beyond
+#: them the oldest ones, and what is logged later, are cut to `BRIEF` characters each. (Events stay whole.)
+TOOLS_LIMIT = 4 * 1024 * 1024
+BRIEF = 512
 #: Tools of one turn that are followed one by one; further ones are passed on as opaque events.
 MAX_TOOLS = 10_000
 
@@ -64,6 +68,12 @@ class Tool:
         """A name for people and rows."""
         return self.name or self.kind or self.title or "tool"
 
+    def abbreviate(self) -> None:
+        """Keep little of what may be long."""
+        self.args = bounded(self.args, BRIEF + 1, BRIEF)
+        self.content = clip(self.content.encode("utf-8", "replace"), BRIEF)[0]
+        self.raw_output = bounded(self.raw_output, BRIEF + 1, BRIEF)
+
 
 class Turn:
     """Collects one turn. All methods are called from the event loop, in the agent's order."""
@@ -78,6 +88,10 @@ class Turn:
     ) -> None:
         self.usage = usage
         self.tools: dict[str, Tool] = {}
+        #: Of tools whose arguments and results are kept whole: bytes of their longest line.
+        self._whole: dict[str, int] = {}
+        self._kept = 0
+        self._logged = 0
         self.updates = 0
         self.late_updates = 0
         self.unknown_kinds: dict[str, int] = {}
@@ -87,7 +101,8 @@ class Turn:
         self._notice = notice
         self._activity = activity
         self._emit_raw = emit
-        self._text: dict[str, list[str]] = {"assistant": [], "thought": []}
+        # UTF-8, and not a list of chunks: a chunk of a few characters takes ten times its length.
+        self._text = {"assistant": bytearray(), "thought": bytearray()}
         self._length = 0
         self._open_text: list[str] = []
         self._open_channel: str | None = None
@@ -98,12 +113,12 @@ class Turn:
     @property
     def text(self) -> str:
         """The agent's message, all chunks of the turn joined."""
-        return "".join(self._text["assistant"])
+        return self._text["assistant"].decode("utf-8", "surrogatepass")
 
     @property
     def thought(self) -> str:
         """The agent's thoughts, joined."""
-        return "".join(self._text["thought"])
+        return self._text["thought"].decode("utf-8", "surrogatepass")
 
     @property
     def read_only(self) -> bool:
@@ -180,7 +195,7 @@ class Turn:
         if not text:
             return
         self._length += len(text)
-        self._text[channel].append(text)
+        self._text[channel] += text.encode("utf-8", "surrogatepass")
         if self._open_channel != channel or self._open_length > TEXT_EVENT or self.late:
             self.flush()
         self._open_channel = channel
@@ -231,9 +246,9 @@ class Turn:
             tool.raw_output = bounded(update["rawOutput"], size)
         if update.get("content") is not None:
             tool.content = clip(content_text(update["content"]).encode(), EVENT_LIMIT)[0]
+        self._keep(tool, size)
         phase = "update" if tool.announced else "start"
         tool.announced = True
-        self._start(tool)
         self._emit(
             {
                 "kind": "tool",
@@ -248,12 +263,31 @@ class Turn:
                 "status": tool.status,
             }
         )
+        self._start(tool)
         if tool.status in ("completed", "failed"):
             self._settle(tool, "ok" if tool.status == "completed" else "error")
+
+    def _keep(self, tool: Tool, size: int) -> None:
+        """Keep this one whole, and let others go that are too much."""
+        before = self._whole.pop(tool.id, 0)
+        self._whole[tool.id] = max(before, size)
+        self._kept += self._whole[tool.id] - before
+        while self._kept > TOOLS_LIMIT and len(self._whole) > 1:
+            oldest = next(iter(self._whole))
+            self._kept -= self._whole.pop(oldest)
+            self.tools[oldest].abbreviate()
+
+    def _log(self, tool: Tool) -> None:
+        """Before something of it goes into the step log: that must not grow with all that an agent prints."""
+        self._logged += self._whole.get(tool.id, 0)
+        if self._logged > TOOLS_LIMIT:
+            self._kept -= self._whole.pop(tool.id, 0)
+            tool.abbreviate()
 
     def _start(self, tool: Tool) -> None:
         if not tool.started:
             tool.started = True
+            self._log(tool)
             self._activity.tool_call_started(
                 tool.id,
                 name=tool.label,
@@ -265,6 +299,7 @@ class Turn:
     def _settle(self, tool: Tool, outcome: Literal["ok", "error", "interrupted"]) -> None:
         if tool.started and not tool.settled:
             tool.settled = True
+            self._log(tool)
             self._activity.tool_call_completed(
                 tool.id,
                 outcome=outcome,
