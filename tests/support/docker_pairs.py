@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import tarfile
 import tempfile
@@ -127,8 +128,6 @@ def requests(name: str) -> list[str]:
             os.environ.pop("DOCKER_HOST")
             if given is not None:
                 os.environ["DOCKER_HOST"] = given
-        again = "GET /exec/ID/json"
-        rows = log.plain
-        return [
-            row for row, before in zip(rows, ["", *rows], strict=False) if row != again or before != again
-        ]
+        asked = "GET /exec/ID/json"
+        rows = ["", *log.plain]
+        return [row for before, row in itertools.pairwise(rows) if row != asked or before != asked]
