@@ -1,6 +1,6 @@
 """What the docker box adds to the engine's own calls, and what a whole attempt in a container costs.
 
-    python -m benchmarks.docker_box --pairs 15 --attempts 20
+    python -m benchmarks.docker --pairs 15 --attempts 20
 
 First pairs: the bare calls of the Docker SDK (create, start, copy in, two commands with output and exit code,
 copy out, remove by force), and a box that is opened, does the same and is closed, in turns. The figure is the
