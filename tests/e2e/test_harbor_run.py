@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,16 +202,24 @@ def left_behind(results: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """The address on the engine's bridge of a container that serves HTTP at port 80."""
-    label = "ageval.test=harbor-networks"
-    command = ["docker", "run", "-d", "--rm", "--label", label, "--user", "0:0", "--entrypoint", "python3"]
-    command += ["ageval-attempt:base", "-m", "http.server", "80", "--directory", "/opt"]
-    name = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """An address of this machine, on a network of its own, at whose port 80 a container serves HTTP."""
+    label = ["--label", "ageval.test=harbor-networks"]
+    network = f"ageval-test-{os.getpid()}-{time.time_ns()}"
+
+    def docker(*words: str) -> str:
+        return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    docker("network", "create", *label, network)
+    name = ""
     try:
-        inspect = ["docker", "inspect", name, "--format", "{{.NetworkSettings.IPAddress}}"]
-        yield subprocess.run(inspect, capture_output=True, text=True, check=True).stdout.strip()
+        here = docker("network", "inspect", network, "-f", "{{(index .IPAM.Config 0).Gateway}}")
+        place = ("--network", network, "-p", f"{here}:80:80", "--user", "0:0", "--entrypoint", "python3")
+        program = ("-m", "http.server", "80", "--directory", "/opt")
+        name = docker("run", "-d", "--rm", *label, *place, "ageval-attempt:base", *program)
+        yield here
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True)
+        subprocess.run(["docker", "network", "rm", network], capture_output=True)
 
 
 def test_networks_of_phases(tasks: Tasks, server: str) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: Seconds for the small commands around the verifier.
 PATIENCE = 120.0
 
-#: Empties the directories of the verifier and makes them anew, for its user. What cannot be removed, or is
-#: there again, is told by exit code 3.
+#: Removes the directories of the verifier and makes that of its logs anew, for its user; the tests bring
+#: theirs. What cannot be removed, or is there again, is told by exit code 3.
 _RESET = """
 for d in /tests /logs/verifier; do
   chattr -R -i "$d" 2>/dev/null
@@ -36,9 +36,9 @@ for d in /tests /logs/verifier; do
   if [ -e "$d" ] || [ -L "$d" ]; then echo "$d" >&2; exit 3; fi
 done
 [ ! -L /logs ] || { echo /logs >&2; exit 3; }
-mkdir -p /tests /logs/verifier /logs/agent /logs/artifacts || exit 3
+mkdir -p /logs/verifier /logs/agent /logs/artifacts || exit 3
 # Whoever the image says runs test.sh; nobody else runs in the box by now.
-chmod 777 /tests /logs/verifier
+chmod 777 /logs/verifier
 """
 
 #: The system's bash before any that an agent may have put in front of it.
@@ -50,14 +50,19 @@ echo '{_NO_BASH}' >&2
 exit 127
 """
 
-#: Says of a path what it is, how many bytes it has, and its first bytes as base64. Opens regular files only.
+#: Says of two paths what they are, how many bytes they have, and their first bytes as base64: of the first on
+#: stdout, of the second on stderr, since each stream has room for one. Opens regular files only.
 _LOOK = """
+look() {
 f=$1
 if [ -L "$f" ]; then echo "other a symbolic link"
 elif [ -d "$f" ]; then echo "other a directory"
 elif [ -f "$f" ]; then echo "file $(wc -c < "$f" | tr -d ' ')"; head -c "$2" "$f" | base64
 elif [ -e "$f" ]; then echo "other neither a file nor a directory"
 else echo absent; fi
+}
+look "$1" "$3" 2>/dev/null
+look "$2" "$3" 3>&2 2>/dev/null >&3
 """
 
 
@@ -128,7 +133,7 @@ async def _grade(attempt: Attempt, box: Box, step: HarborStep, record: StepRecor
     if done.exit_code == 127 and done.stderr.startswith(_NO_BASH):
         raise EvaluatorError("verifier_no_bash", "tests/test.sh is run by bash, and the image has none")
     try:
-        record.rewards = read_rewards(await _look(box, "reward.txt"), await _look(box, "reward.json"))
+        record.rewards = read_rewards(*await _look(box, "reward.txt", "reward.json"))
     except EvaluatorError as error:
         tail = (done.stderr or done.stdout)[-2000:]
         error.message += f" (test.sh ended with exit code {done.exit_code})"
@@ -168,10 +173,14 @@ async def _environment(attempt: Attempt, box: Box, verifier: HarborVerifier) -> 
         ) from None
 
 
-async def _look(box: Box, name: str) -> Found:
-    path = f"{VERIFIER_LOGS}/{name}"
-    done = await as_root(box, _LOOK, path, str(LIMIT))
-    head, _, rest = done.stdout.partition("\n")
+async def _look(box: Box, first: str, second: str) -> tuple[Found, Found]:
+    paths = [f"{VERIFIER_LOGS}/{name}" for name in (first, second)]
+    done = await as_root(box, _LOOK, *paths, str(LIMIT))
+    return _found(paths[0], done.stdout), _found(paths[1], done.stderr)
+
+
+def _found(path: str, said: str) -> Found:
+    head, _, rest = said.partition("\n")
     kind, _, more = head.partition(" ")
     if kind == "file" and more.strip().isdigit():
         return Found("file", base64.b64decode("".join(rest.split())), int(more))
@@ -179,7 +188,7 @@ async def _look(box: Box, name: str) -> Found:
         return Found("other", what=more.strip())
     if kind == "absent":
         return Found()
-    raise EvaluatorError("verifier_unreadable", f"{path}: {(done.stderr or done.stdout).strip()[:200]}")
+    raise EvaluatorError("verifier_unreadable", f"{path}: {said.strip()[:200]}")
 
 
 async def clear(box: Box) -> None:
