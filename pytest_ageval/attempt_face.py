@@ -276,16 +276,19 @@ class AttemptFace:
         temporary.replace(self._note)
 
 
-def _forget(item: TaskItem) -> None:
+_OF_A_RUN: tuple[pytest.StashKey[Any], ...] = (FACE, KNOWN, NOT_RUN, DECIDED)
+
+
+def _forget(item: pytest.Item, keys: Iterable[pytest.StashKey[Any]] = _OF_A_RUN) -> None:
     """A test that is run again starts from nothing."""
-    if FACE in item.stash:
-        del item.stash[FACE]
-    if KNOWN in item.stash:
-        del item.stash[KNOWN]
-    if NOT_RUN in item.stash:
-        del item.stash[NOT_RUN]
-    if DECIDED in item.stash:
-        del item.stash[DECIDED]
+    for key in keys:
+        if key in item.stash:
+            del item.stash[key]
+
+
+def forget(item: pytest.Item) -> None:
+    """Let go of the attempt of an item whose last report is made: pytest keeps items until the session ends."""
+    _forget(item, (*_OF_A_RUN, recorded.SHOWN, recorded.DECISION))
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     given_up = given_up or (face is not None and face.raw.discarded)
     untold = given_up or (call.when == "setup" and error is None)
     known = [] if untold else properties(item, face, error)
-    item.user_properties[:] = [*kept, *known]
+    # One string for what several reports say: pytest keeps them all.
+    told = {row: row for row in item.user_properties}
+    item.user_properties[:] = [*kept, *(told.get(row, row) for row in known)]
 
 
 def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
