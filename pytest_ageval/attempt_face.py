@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 #: The attempt of an item. Fixture values are gone when the report of the teardown is made.
 FACE = pytest.StashKey["AttemptFace"]()
+
+#: The exceptions of an item. Who keeps them (pytest-rerunfailures does) would keep the attempt with them.
+RAISED = pytest.StashKey[list[BaseException]]()
 
 #: What was last reported of an item, so that the teardown's report does not forget the call's.
 KNOWN = pytest.StashKey[dict[str, Any]]()
@@ -319,16 +322,37 @@ def _refuse_decided(item: TaskItem) -> None:
         pytest.skip(decided.words())
 
 
-def _forget(item: TaskItem) -> None:
+_OF_A_RUN: tuple[pytest.StashKey[Any], ...] = (FACE, KNOWN, NOT_RUN, DECIDED)
+
+
+def _forget(item: pytest.Item, keys: Iterable[pytest.StashKey[Any]] = _OF_A_RUN) -> None:
     """A test that is run again starts from nothing."""
-    if FACE in item.stash:
-        del item.stash[FACE]
-    if KNOWN in item.stash:
-        del item.stash[KNOWN]
-    if NOT_RUN in item.stash:
-        del item.stash[NOT_RUN]
-    if DECIDED in item.stash:
-        del item.stash[DECIDED]
+    for key in keys:
+        if key in item.stash:
+            del item.stash[key]
+
+
+def forget(item: pytest.Item) -> None:
+    """Let go of the attempt of an item whose last report is made: pytest keeps items until the session ends."""
+    for error in item.stash.get(RAISED, ()):
+        _clear(error)
+    _forget(item, (*_OF_A_RUN, RAISED, recorded.SHOWN, recorded.DECISION))
+
+
+def _clear(error: BaseException | None) -> None:
+    """Drop the variables of the frames that an exception, or what led to it, has passed."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        entry = error.__traceback__
+        while entry is not None:
+            with suppress(RuntimeError):  # it still runs
+                entry.tb_frame.clear()
+            _ = (
+                entry.tb_frame.f_locals
+            )  # before Python 3.13 a copy that was asked for stays as it was until now
+            entry = entry.tb_next
+        error = error.__cause__ or error.__context__
 
 
 def describe(face: AttemptFace) -> dict[str, Any]:

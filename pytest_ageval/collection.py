@@ -20,7 +20,7 @@ import pytest
 
 from pytest_ageval import recorded
 from pytest_ageval.discovery import HARBOR_FILE, task_file
-from pytest_ageval.errors import ConfigError
+from pytest_ageval.errors import AgevalError, ConfigError, TaskFailed
 from pytest_ageval.names import mark_names, safe
 
 if TYPE_CHECKING:
@@ -287,6 +287,15 @@ class _AttemptNode(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The task file: there is no other source to point at."""
         return self.path, 0, self.name
+
+    def _repr_failure_py(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What an attempt came to is said in words (`report.item.classify`): no source is read for it.
+
+        Not public; where pytest does not call it, a report only takes longer.
+        """
+        if isinstance(excinfo.value, AgevalError | TaskFailed):
+            return excinfo.getrepr(style="value")
+        return super()._repr_failure_py(excinfo, style)
 
 
 class BrokenTask(_AttemptNode):

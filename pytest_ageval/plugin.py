@@ -172,6 +172,10 @@ def pytest_runtest_makereport(
     item_report.before(item, call)
     report = yield
     item_report.after(item, call, report)
+    if call.when == "teardown":
+        from pytest_ageval.attempt_face import forget
+
+        forget(item)
     return report
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_ageval.inflight.started import Started
 
-from pytest_ageval.attempt_face import DECIDED, FACE, KNOWN, NOT_RUN, AttemptFace, describe
+from pytest_ageval.attempt_face import DECIDED, FACE, KNOWN, NOT_RUN, RAISED, AttemptFace, describe
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.errors import AgevalError, TaskFailed
 from pytest_ageval.job import Job
@@ -63,11 +63,15 @@ def before(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     given_up = given_up or (face is not None and face.raw.discarded)
     untold = given_up or (call.when == "setup" and error is None)
     known = [] if untold else properties(item, face, error)
-    item.user_properties[:] = [*kept, *known]
+    # One string for what several reports say: pytest keeps them all.
+    told = {row: row for row in item.user_properties}
+    item.user_properties[:] = [*kept, *(told.get(row, row) for row in known)]
 
 
 def after(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Decide between FAIL and ERROR, and attach what the summary and the reports need."""
+    if call.excinfo is not None:
+        item.stash.setdefault(RAISED, []).append(call.excinfo.value)
     if (known := item.stash.get(SHOWN, None)) is not None:
         if call.excinfo is not None and not report.skipped:
             classify(call.excinfo, call.when, report, str)

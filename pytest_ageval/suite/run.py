@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from pytest_ageval.suite.tally import Tally
 PROGRESS_SECONDS = 1.0
 SUMMARY_SECONDS = 5.0
 
-#: A summary is not written more often than so many times what writing it takes.
-SUMMARY_SHARE = 20
+#: Neither is written more often than so many times what writing it takes, nor more bytes of it in a second:
+#: both hold all that has settled, so that what is written would grow with the square of the attempts.
+SHARE = 20
+BYTES_PER_SECOND = 32 * 1024
 
 #: Errors by which an attempt did not come to an end: it is continued, or run again, without being asked.
 UNFINISHED = frozenset(("interrupted", "worker_crashed"))
@@ -330,20 +332,22 @@ class SuiteRun:
         """Write progress.json, and summary.json when its time has come."""
         with self._lock:
             self._dirty = False
-            begun = time.monotonic()
-            # Neither is the record: a crash of the machine may cost them, so they are not synced.
-            self._put(self.layout.progress, self.progress())
-            self._next_progress = begun + PROGRESS_SECONDS
-            if force or begun >= self._next_summary:
-                self._put(self.layout.summary, self.summary())
-                end = time.monotonic()
-                self._next_summary = end + max(SUMMARY_SECONDS, SUMMARY_SHARE * (end - begun))
+            summary_is_due = force or time.monotonic() >= self._next_summary
+            self._next_progress = self._put(self.layout.progress, self.progress, PROGRESS_SECONDS)
+            if summary_is_due:
+                self._next_summary = self._put(self.layout.summary, self.summary, SUMMARY_SECONDS)
 
-    def _put(self, path: Path, document: Mapping[str, Any]) -> None:
+    def _put(self, path: Path, make: Callable[[], Mapping[str, Any]], seconds: float) -> float:
+        """Write a document; returns when it may be written again, in at least so many seconds."""
+        begun = time.monotonic()
+        data = json.dumps(make(), ensure_ascii=True).encode() + b"\n"
         try:
-            write_atomic(path, json.dumps(document, ensure_ascii=True).encode() + b"\n", sync=False)
+            # It is not the record: a crash of the machine may cost it, so it is not synced.
+            write_atomic(path, data, sync=False)
         except OSError as error:
             self.problem = f"{error.strerror or error}"
+        end = time.monotonic()
+        return end + max(seconds, SHARE * (end - begun), len(data) / BYTES_PER_SECOND)
 
     def close(self, *, interrupted: bool = False) -> None:
         """The session ends: record what settled meanwhile, write everything, let others write."""
