@@ -3,7 +3,8 @@
     python -m benchmarks.all --output FILE [--quick] [--peer-venv DIR] [--only NAME ...]
 
 The full run takes hours on two cores, most of them for peers; `--quick` takes minutes, and shows only that
-everything works. A measurement that fails is in the file with the end of its output, and the exit code is 1.
+everything works. A measurement that fails is in the file with the end of what it said, and the exit
+code is 1. Progress goes to FILE with the suffix .log.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> int:
             if name == "harbor" and options.docker_config:
                 more = [*more, f"--docker-config={options.docker_config.absolute()}"]
             progress(f"== {name} {' '.join(more)}")
-            text, code = section(name, more)
+            text, code = section(name, more, options.output.with_suffix(".log"))
             failed += [name] * bool(code)
             print(text, file=file, flush=True)
     if failed:
@@ -60,23 +61,24 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def section(name: str, more: list[str]) -> tuple[str, int]:
+def section(name: str, more: list[str], log: Path) -> tuple[str, int]:
     """The output of one program under a heading, and its exit code."""
     before, started = load(), time.monotonic()
     shown = " ".join(["python -m", f"benchmarks.{name}", *(a for a in more if "peer-venv" not in a)])
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *more],
-        cwd=HERE.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    with log.open("w", encoding="utf-8") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *more],
+            cwd=HERE.parent,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            check=False,
+        )
     body = done.stdout.strip()
     if not any(line.startswith("|") for line in body.splitlines()):
         body = f"```text\n{body}\n```"
     if done.returncode:
-        body += f"\n\nIt exited {done.returncode}:\n\n```text\n{done.stderr[-3000:].strip()}\n```"
+        body += f"\n\nIt exited {done.returncode}:\n\n```text\n{log.read_text()[-3000:].strip()}\n```"
     seconds = time.monotonic() - started
     return (
         f"## {name}\n\n    {shown}\n\n{seconds:.0f} s; {before} before, {load()} after.\n\n{body}\n",
