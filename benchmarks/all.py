@@ -25,13 +25,13 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {
     "attempts": (["--sizes", "20", "200", "2000"], ["--sizes", "5", "15", "--at-once", "1"]),
     "in_flight": (["--at-once", "1", "8", "64", "256"], ["--at-once", "1", "8", "--seconds=0.5"]),
     "boxes": (["--times=15"], ["--times=1"]),
-    "docker": ([], []),
-    "soak": ([], []),
+    "docker_box": (["--pairs=15", "--attempts=20"], ["--pairs=1", "--attempts=0"]),
+    "soak": (["--count=2000"], ["--count=40", "--in-flight=8"]),
     "harbor": (["--times=2"], ["--times=1"]),
 }
 #: Those with an option ``--peer-venv``, and those that the quick run leaves out.
 WITH_PEERS = {"startup", "collection", "attempts", "in_flight", "harbor"}
-SLOW = {"docker", "soak", "harbor"}
+SLOW = {"docker_box", "soak", "harbor"}
 
 
 def main() -> int:
@@ -47,8 +47,6 @@ def main() -> int:
     with options.output.open("w", encoding="utf-8") as file:
         print(f"# Measurements\n\n{machine()}.\n", file=file, flush=True)
         for name in options.only or [name for name in PROGRAMS if not (options.quick and name in SLOW)]:
-            if not (HERE / f"{name}.py").is_file():
-                continue
             more = PROGRAMS[name][options.quick] + (shared if name in WITH_PEERS else [])
             if name == "harbor" and options.docker_config:
                 more = [*more, f"--docker-config={options.docker_config.absolute()}"]
