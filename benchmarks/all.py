@@ -3,7 +3,8 @@
     python -m benchmarks.all --output FILE [--quick] [--peer-venv DIR] [--only NAME ...]
 
 The full run takes hours on two cores, most of them for peers; `--quick` takes minutes, and shows only that
-everything works. A measurement that fails is in the file with the end of its output, and the exit code is 1.
+everything works. A measurement that fails is in the file with the end of what it said, and the exit
+code is 1. Progress goes to FILE with the suffix .log.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {
     "attempts": (["--sizes", "20", "200", "2000"], ["--sizes", "5", "15", "--at-once", "1"]),
     "in_flight": (["--at-once", "1", "8", "64", "256"], ["--at-once", "1", "8", "--seconds=0.5"]),
     "boxes": (["--times=15"], ["--times=1"]),
-    "docker": ([], []),
-    "soak": ([], []),
+    "docker_box": (["--pairs=15", "--attempts=20"], ["--pairs=1", "--attempts=0"]),
+    "soak": (["--count=2000"], ["--count=40", "--in-flight=8"]),
     "harbor": (["--times=2"], ["--times=1"]),
 }
 #: Those with an option ``--peer-venv``, and those that the quick run leaves out.
 WITH_PEERS = {"startup", "collection", "attempts", "in_flight", "harbor"}
-SLOW = {"docker", "soak", "harbor"}
+SLOW = {"docker_box", "soak", "harbor"}
 
 
 def main() -> int:
@@ -46,13 +47,11 @@ def main() -> int:
     with options.output.open("w", encoding="utf-8") as file:
         print(f"# Measurements\n\n{machine()}.\n", file=file, flush=True)
         for name in options.only or [name for name in PROGRAMS if not (options.quick and name in SLOW)]:
-            if not (HERE / f"{name}.py").is_file():
-                continue
             more = PROGRAMS[name][options.quick] + (shared if name in WITH_PEERS else [])
             if name == "harbor" and options.docker_config:
                 more = [*more, f"--docker-config={options.docker_config.absolute()}"]
             progress(f"== {name} {' '.join(more)}")
-            text, code = section(name, more)
+            text, code = section(name, more, options.output.with_suffix(".log"))
             failed += [name] * bool(code)
             print(text, file=file, flush=True)
     if failed:
@@ -60,23 +59,24 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def section(name: str, more: list[str]) -> tuple[str, int]:
+def section(name: str, more: list[str], log: Path) -> tuple[str, int]:
     """The output of one program under a heading, and its exit code."""
     before, started = load(), time.monotonic()
     shown = " ".join(["python -m", f"benchmarks.{name}", *(a for a in more if "peer-venv" not in a)])
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *more],
-        cwd=HERE.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    with log.open("w", encoding="utf-8") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *more],
+            cwd=HERE.parent,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            check=False,
+        )
     body = done.stdout.strip()
     if not any(line.startswith("|") for line in body.splitlines()):
         body = f"```text\n{body}\n```"
     if done.returncode:
-        body += f"\n\nIt exited {done.returncode}:\n\n```text\n{done.stderr[-3000:].strip()}\n```"
+        body += f"\n\nIt exited {done.returncode}:\n\n```text\n{log.read_text()[-3000:].strip()}\n```"
     seconds = time.monotonic() - started
     return (
         f"## {name}\n\n    {shown}\n\n{seconds:.0f} s; {before} before, {load()} after.\n\n{body}\n",

@@ -3,7 +3,7 @@
     python -m benchmarks.collection [--sizes 1000 10000]
 
 Peers list the same number of tasks: ageval-cli the same data set (`ageval tasks`, and `ageval lock --task`
-for one, which also hashes the files), inspect-ai a directory with a file for each task (`inspect list tasks`).
+for one, which also hashes the files), inspect-ai a directory with a file a task (`inspect list tasks`).
 """
 
 from __future__ import annotations

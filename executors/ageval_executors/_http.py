@@ -8,6 +8,8 @@ import functools
 import importlib
 import ipaddress
 import json
+import os
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -19,11 +21,14 @@ from ageval_executors._text import bounded, mend
 if TYPE_CHECKING:
     import ssl
 
-    import httpx
+    import aiohttp
 
 #: Bytes of one answer that are read, and of an error's body.
 MAX_ANSWER = 64 * 1024 * 1024
 MAX_ERROR = 64 * 1024
+
+#: Bytes of one header.
+MAX_HEADER = 64 * 1024
 
 #: Seconds for a connection to be made, and for the rest of a stream after its end marker.
 CONNECT_SECONDS = 30.0
@@ -68,12 +73,12 @@ class ModelClient:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client: httpx.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
         if self._client is not None:
-            await self._client.aclose()
+            await self._client.close()
 
     async def post(
         self,
@@ -89,15 +94,21 @@ class ModelClient:
         belongs to this host alone. Raises `CallFailedError`.
         """
         client = await self._open()
-        import httpx
+        import aiohttp
+        from aiohttp.http import HttpProcessingError
 
-        timeout = httpx.Timeout(silence, connect=CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=silence)
         try:
-            async with client.stream(
-                "POST", self.url, content=content, headers=dict(headers), timeout=timeout
+            async with client.post(
+                self.url,
+                data=content,
+                headers=headers,
+                timeout=timeout,
+                proxy=_proxy(self.url),
+                allow_redirects=False,
             ) as response:
                 await _receive(response, into)
-        except httpx.ReadTimeout as error:
+        except aiohttp.SocketTimeoutError as error:
             raise CallFailedError(
                 "model_silent",
                 True,
@@ -105,38 +116,51 @@ class ModelClient:
                 status="timeout",
                 gap="lost_on_timeout",
             ) from error
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except (aiohttp.NonHttpUrlClientError, aiohttp.InvalidURL) as error:
             raise CallFailedError("base_url_invalid", False, bounded(str(error), 500)) from error
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             name, message = type(error).__name__, bounded(mend(str(error)), 500)
             raise CallFailedError(f"TransportError:{name}", True, message) from error
 
-    async def _open(self) -> httpx.AsyncClient:
+    async def _open(self) -> aiohttp.ClientSession:
         if self._client is None:
             # Half a second of imports, which must not hold up the other sessions on the loop.
-            httpx = await asyncio.to_thread(importlib.import_module, "httpx")
+            aiohttp = await asyncio.to_thread(importlib.import_module, "aiohttp")
             secure = urlsplit(self.url).scheme == "https"
-            self._client = httpx.AsyncClient(
-                # The certificates are read from disk, once a process and not on the event loop.
-                verify=await asyncio.to_thread(_certificates) if secure else False,
-                # A proxy of the environment is for the world outside, never for this machine.
-                trust_env=not is_loopback(self.url),
-                follow_redirects=False,
-                limits=httpx.Limits(max_connections=4, keepalive_expiry=15.0),
+            # The certificates are read from disk, once a process and not on the event loop.
+            verify = await asyncio.to_thread(_certificates) if secure else False
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=4, keepalive_timeout=15.0, ssl=verify),
+                # The environment would also bring the passwords of a ~/.netrc.
+                trust_env=False,
+                max_line_size=MAX_HEADER,
+                max_field_size=MAX_HEADER,
             )
         return self._client
 
 
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names. It is for the world outside, never for this machine."""
+    parts = urlsplit(url)
+    if is_loopback(url) or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    import httpx
+    import ssl
 
-    return httpx.create_ssl_context()
+    import certifi
+
+    named = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+    return ssl.create_default_context(cafile=None if named else certifi.where())
 
 
-async def _receive(response: httpx.Response, into: Sink) -> None:
-    chunks = response.aiter_bytes()
-    if response.status_code != 200:
+async def _receive(response: aiohttp.ClientResponse, into: Sink) -> None:
+    chunks = aiter(response.content.iter_any())
+    if response.status != 200:
         raise await _refusal(response, chunks)
     kind = response.headers.get("content-type", "").lower()
     first = b""
@@ -195,9 +219,9 @@ async def _stream(chunks: AsyncIterator[bytes], first: bytes, into: Sink) -> Non
 
 async def _drain(chunks: AsyncIterator[bytes]) -> None:
     """Read to the stream's end if it is near, so that the connection can be used again."""
-    import httpx
+    import aiohttp
 
-    with contextlib.suppress(TimeoutError, httpx.HTTPError):  # the answer is complete already
+    with contextlib.suppress(OSError, aiohttp.ClientError):  # the answer is complete already
         async with asyncio.timeout(DRAIN_SECONDS):
             async for _ in chunks:
                 pass
@@ -226,9 +250,9 @@ async def _rest(chunks: AsyncIterator[bytes], limit: int, *, cut: bool = False) 
     return b"".join(parts)[:limit] if cut else b"".join(parts)
 
 
-async def _refusal(response: httpx.Response, chunks: AsyncIterator[bytes]) -> CallFailedError:
+async def _refusal(response: aiohttp.ClientResponse, chunks: AsyncIterator[bytes]) -> CallFailedError:
     raw = (await _rest(chunks, MAX_ERROR, cut=True)).decode("utf-8", "replace")
-    status = response.status_code
+    status = response.status
     if 300 <= status < 400:
         message = "the server redirects; a key is sent to the configured host only"
         return CallFailedError(f"HTTPError:{status}", False, message)

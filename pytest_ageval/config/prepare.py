@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
+import ssl
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import url2pathname, urlopen
 
-import httpx
+import certifi
 
 from pytest_ageval.config.check import Source
 from pytest_ageval.config.dataset import MANIFEST, Dataset
@@ -65,7 +67,7 @@ def _fetch(asset: Asset, target: Path, source: Source, pointer: str) -> None:
                 pointer,
             )
         partial.replace(target)
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise source.error("asset_download_failed", f"{asset.url}: {error}", pointer) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -81,9 +83,11 @@ def _download(url: str, target: Path) -> str:
                     total.update(chunk)
                     stream.write(chunk)
         else:
-            with httpx.stream("GET", url, follow_redirects=True, timeout=STALL_SECONDS) as response:
-                response.raise_for_status()
-                for chunk in response.iter_bytes():
+            named = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+            context = ssl.create_default_context(cafile=None if named else certifi.where())
+            # A URL of another scheme than http, https and file is refused where the manifest is read.
+            with urlopen(url, timeout=STALL_SECONDS, context=context) as response:  # noqa: S310
+                while chunk := response.read(1 << 20):
                     total.update(chunk)
                     stream.write(chunk)
     return total.hexdigest()

@@ -249,7 +249,7 @@ def test_an_endpoint_that_is_dead_is_no_green_run(demo: DataSet) -> None:
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*demo * 0 * 0 * 5 * 0/5 * n/a*"])
     assert 'errors="5" failures="0"' in Path("out.xml").read_text()
-    assert {row["error"]["title"] for row in demo.results()} == {"TransportError:ConnectError"}
+    assert {row["error"]["title"] for row in demo.results()} == {"TransportError:ClientConnectorError"}
 
 
 def test_the_hook_of_a_conftest_answers_for_the_policy_ask(demo: DataSet) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from costs import PYTEST, check, cpu
 
 if TYPE_CHECKING:
     from .conftest import DataSet
@@ -163,15 +162,11 @@ def test_a_task_costs_less_than_a_test_module(tmp_path: Path) -> None:
         (task / "task.yaml").write_text(f"format: ageval.task/1\ntask_id: t{number}\n")
         for name in ("run.py", "evaluator.py"):
             (task / name).write_text("")
-    least = [min(_cpu(place) for _ in range(2)) for place in (tasks, modules)]
-    assert least[0] < least[1], least
+    check(
+        lambda least: least[0] / least[1], 1.0, partial(_collect, tasks), partial(_collect, modules), least=1
+    )
 
 
-def _cpu(place: Path) -> float:
-    """CPU seconds of collecting all that is below `place`, the second time at least."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "."]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    assert "600 tests collected" in done.stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+def _collect(place: Path) -> float:
+    """CPU seconds of collecting all that is below `place`."""
+    return cpu((*PYTEST, "--collect-only", "."), place)

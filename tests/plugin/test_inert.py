@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +10,9 @@ from pathlib import Path
 import pytest
 
 #: Modules that only an evaluation needs.
-HEAVY = re.compile(r"\b(yaml|httpx|msgspec|asyncio|xml\.etree|docker|acp|pytest_ageval\.config)\b")
-
-#: CPU milliseconds that loading the plugin may add to a run.
-BUDGET = 30.0
+HEAVY = re.compile(
+    r"\b(yaml|httpx|aiohttp|anyio|msgspec|asyncio|xml\.etree|docker|acp|pytest_ageval\.config)\b"
+)
 
 
 @pytest.fixture
@@ -120,30 +117,3 @@ def test_no_module_imports_pytests_private_ones() -> None:
     root = Path(pytest_ageval.__file__).parent
     private = re.compile(r"^\s*(from|import) _pytest", re.MULTILINE)
     assert [p.name for p in root.rglob("*.py") if private.search(p.read_text("utf-8"))] == []
-
-
-def test_start_up_costs_at_most_thirty_milliseconds(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_one(): pass")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-    def cpu(*args: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args],
-            cwd=pytester.path,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    cpu()  # writes the .pyc files
-    # Noise only ever adds: the least of several interleaved runs is closest to the truth. A busy
-    # machine needs more of them.
-    rounds = []
-    cost = BUDGET + 1
-    while len(rounds) < 4 or (cost > BUDGET and len(rounds) < 30):
-        rounds.append((cpu("-p", "no:ageval"), cpu()))
-        cost = min(found for _, found in rounds) - min(without for without, _ in rounds)
-    assert cost <= BUDGET, f"loading the plugin costs {cost:.0f} ms"

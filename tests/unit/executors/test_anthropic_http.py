@@ -238,7 +238,7 @@ def test_usage_that_is_not_reported_is_a_reason_and_not_zero():
         (Garbage(), "ProtocolError", True),
         (Garbage('{"type": "message"}', "application/json"), "ProtocolError", True),
         (Malformed("par"), "ProtocolError", True),
-        (Cut("par"), "TransportError:RemoteProtocolError", True),
+        (Cut("par"), "TransportError:ClientPayloadError", True),
         (Cut("par", clean=True), "stream_cut", True),
         (StreamError(after="par"), "ProviderError:overloaded_error", True),
         (StreamError(code="invalid_request_error"), "ProviderError:invalid_request_error", False),

@@ -245,4 +245,4 @@ def test_a_server_without_tls_is_a_fault_of_transport():
     with ScriptedModel([Text("hi")]) as model:
         told = Told(base_url=model.base_url.replace("http://", "https://"))
         result = ask(OpenAIExecutor, told)
-    assert (result.error, result.transient) == ("TransportError:ConnectError", True)
+    assert (result.error, result.transient) == ("TransportError:ClientConnectorSSLError", True)

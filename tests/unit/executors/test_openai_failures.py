@@ -40,9 +40,9 @@ FAULTS = [
     (Garbage("data: [DONE]\n\n", "text/event-stream"), "ProtocolError", True),
     (Garbage("[" * 100_000, "application/json"), "ProtocolError", True),
     (Malformed("par"), "ProtocolError", True),
-    (Cut("par"), "TransportError:RemoteProtocolError", True),
+    (Cut("par"), "TransportError:ClientPayloadError", True),
     (Cut("par", clean=True), "stream_cut", True),
-    (Hang(0.05), "TransportError:RemoteProtocolError", True),
+    (Hang(0.05), "TransportError:ServerDisconnectedError", True),
     (StreamError(after="par"), "ProviderError:overloaded_error", True),
     (StreamError(code="invalid_prompt"), "ProviderError:invalid_prompt", False),
 ]
@@ -123,7 +123,7 @@ def test_retry_after_as_a_date_to_come():
 
 def test_nobody_listens():
     result = ask(OpenAIExecutor, Told(base_url="http://127.0.0.1:9/v1"))
-    assert (result.error, result.transient) == ("TransportError:ConnectError", True)
+    assert (result.error, result.transient) == ("TransportError:ClientConnectorError", True)
 
 
 def test_a_url_that_is_none():
