@@ -11,6 +11,7 @@ from typing import Any
 #: (`pytest_ageval.names.RESERVED_MARKS`).
 KNOWN = (
     *("_pytest.", "pytest_ageval.", "xdist.", "pytest_html.", "pytest_timeout", "pytest_rerunfailures"),
+    *("pytest_randomly", "pytest_jsonreport."),
     *("pytest_asyncio.", "pytest_repeat", "anyio.", "pytest_benchmark.", "pytest_cov.", "_hypothesis"),
 )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from pytest_ageval.box import ROOT
 from pytest_ageval.errors import BoxError
@@ -46,8 +47,15 @@ class Budget:
         self.max_bytes -= size
         self.max_files -= files
         if self.max_bytes < 0 or self.max_files < 0:
-            what = "bytes" if self.max_bytes < 0 else "files"
-            raise BoxError(self.title, f"more {what} than one copy may bring")
+            self._refuse("bytes" if self.max_bytes < 0 else "files")
+
+    def check(self, size: int) -> None:
+        """BoxError for a file of so many bytes before any of them is written, holes included."""
+        if size > self.max_bytes:
+            self._refuse("bytes")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise BoxError(self.title, f"more {what} than one copy may bring")
 
 
 def _outside(path: PurePosixPath, why: str) -> BoxError:
@@ -172,6 +180,7 @@ def _copy_file(fd: int, name: str, dest: Path, shown: str, budget: Budget) -> No
             budget.notes.append(f"{shown}: not a regular file, left out")
             return
         budget.take(files=1)
+        budget.check(info.st_size)
         out = os.open(dest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _copy_bytes(source, out, budget)

@@ -24,6 +24,9 @@ LOOK = 0.1
 class Source(Protocol):
     """Where items come from."""
 
+    #: Somebody else decides what a stop means: the controller, to which a worker tells the reason.
+    distributed: bool
+
     def more(self, *, wait: bool) -> list[pytest.Item]:
         """Further items. With `wait`: at least one, or none if there will never be another."""
 
@@ -49,7 +52,10 @@ class Loop:
         self._groups: deque[_Group] = deque()
 
     def run(self) -> None:
-        """Until there are no more items. Raises what pytest's own loop raises when the session is to stop."""
+        """Until there are no more items. Raises what pytest's own loop raises when the session is to stop.
+
+        A worker of pytest-xdist raises nothing: the controller would take it for Ctrl-C.
+        """
         while True:
             self._take_in(wait=not self._groups)
             if not self._groups:
@@ -58,6 +64,8 @@ class Loop:
             self.pool.turn_of(item)
             self.source.run(item, self._next(item))
             self.pool.turn_over(item)
+            if self.source.distributed and (self.session.shouldfail or self.session.shouldstop):
+                return
             if self.session.shouldfail:
                 raise self.session.Failed(self.session.shouldfail)
             if self.session.shouldstop:
@@ -116,6 +124,8 @@ def _shared(item: pytest.Item) -> object:
 
 class Session:
     """The items of a session that is not distributed."""
+
+    distributed = False
 
     def __init__(self, session: pytest.Session) -> None:
         self._items: Iterable[pytest.Item] | None = session.items

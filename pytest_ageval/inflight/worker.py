@@ -32,6 +32,8 @@ def worker_source(session: pytest.Session) -> Source | None:
 
 
 class _Worker:
+    distributed = True
+
     def __init__(self, session: pytest.Session, interactor: Any, shutdown: object) -> None:
         self._session = session
         self._interactor = interactor

@@ -24,6 +24,9 @@ REPORTS = frozenset(
     )
 )
 
+#: Switches that belong to such a file.
+SWITCHES = frozenset(("--self-contained-html", "--json-report"))
+
 #: Node ids that a command line may name; more of them go into a file.
 NAMED_IDS = 3
 
@@ -211,7 +214,7 @@ def _options(config: pytest.Config) -> list[str]:
                 next(arguments, None)
         elif text in paths:
             paths.remove(text)
-        elif not text.startswith("@") and text != "--self-contained-html":
+        elif not text.startswith("@") and text not in SWITCHES:
             found.append(text)
     return found
 

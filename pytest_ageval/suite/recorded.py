@@ -42,8 +42,11 @@ class Recorded:
         self.suite_run_id = suite.header.suite_run_id
         self._rows = suite.settled
         self._by_lock: dict[tuple[str, int, str], Settled] = {}
+        self._by_place: dict[tuple[str, str, int], list[Settled]] = {}
         self._digests: dict[tuple[str, str], set[str]] = {}
         for row in suite.rows:
+            if row.attempt_id is not None:
+                self._by_place.setdefault((row.task_id, row.variant, row.attempt), []).append(row)
             if row.digest is not None and not is_unfinished(row):
                 self._by_lock.setdefault((row.digest, row.attempt, row.agent or ""), row)
                 self._digests.setdefault(_binding(row.slot, row.variant), set()).add(row.digest)
@@ -52,11 +55,18 @@ class Recorded:
             self._started.setdefault(line.slot, []).append(line)
 
     def row(self, slot: str, known: Mapping[str, Any]) -> Settled | None:
-        """The row of a slot. The name of an item depends on the command line; its lock does not."""
+        """The row of a slot. The name of an item depends on the command line; its lock does not.
+
+        Nor do the task, the variant and the number of the attempt, which stay when the lock changes.
+        """
         found = self._rows.get(slot)
-        if found is not None:
-            return found
-        return self._by_lock.get((known["digest"], known["attempt"], known.get("agent") or ""))
+        if found is None:
+            found = self._by_lock.get((known["digest"], known["attempt"], known.get("agent") or ""))
+        if found is None:
+            place = (str(known["task"]), known.get("variant") or "", known["attempt"])
+            rows = self._by_place.get(place, [])
+            found = rows[0] if len(rows) == 1 else None  # several: somebody else made them
+        return found
 
     def decide(
         self,

@@ -138,6 +138,24 @@ def test_workers_keep_several_in_flight_each(demo: DataSet) -> None:
     assert Counter(order(result)).most_common(1)[0][1] == 1, "each is run and reported once"
 
 
+def test_a_stop_that_a_worker_asks_for_is_no_crash(demo: DataSet) -> None:
+    """``--stepwise`` sets it in every process; what the worker had in flight is not reported at all."""
+    sleeping(demo, **{f"t{number:02}": 0.3 for number in range(8)})
+    (demo.root / "tasks" / "t01" / "evaluator.py").write_text(FAILING)
+    found = demo.pytester.runpytest_subprocess("-n", "2", "--in-flight", "3", "--stepwise", timeout=120)
+    outcomes = found.parseoutcomes()
+    assert (outcomes["failed"], outcomes.get("errors", 0)) == (1, 0), outcomes
+    found.stdout.fnmatch_lines(["*Interrupted: Test failed, continuing from this test next run*"])
+    found.stdout.no_fnmatch_line("*keyboard-interrupt*")
+
+
+def test_a_plugin_that_seeds_each_test_holds_nothing_back(demo: DataSet) -> None:
+    pytest.importorskip("pytest_randomly")
+    log = sleeping(demo, one=2.0, two=2.0, three=2.0)
+    demo.pytest("--in-flight", "3").assert_outcomes(passed=3)
+    assert most_at_once(log) == 3
+
+
 SAYS = """
 import logging, sys
 

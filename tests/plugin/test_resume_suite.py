@@ -138,6 +138,20 @@ def test_more_attempts_are_added_to_those_that_there_are(demo: DataSet) -> None:
     assert (progress["done"], progress["total"], progress["status"]) == (3, 3, "complete")
 
 
+def test_an_attempt_is_replaced_whatever_its_item_is_called(demo: DataSet) -> None:
+    """The number of attempts is in the names of items, and a changed task has another lock."""
+    counting(demo)
+    task = demo.task("good")
+    demo.pytest("--attempts=2").assert_outcomes(passed=2)
+    (task / "evaluator.py").write_text(FAILING)
+    demo.pytest("--resume").assert_outcomes(errors=1)
+    demo.pytest("--resume", "--replace").assert_outcomes(failed=1)
+    assert starts(demo) == ["good"] * 3
+    assert {row.attempt: row.status for row in the_suite(demo).rows} == {1: "FAIL", 2: "PASS"}
+    progress = document(demo, "progress")
+    assert (progress["done"], progress["total"], progress["status"]) == (2, 2, "complete")
+
+
 def test_known_failures_stay_known(mixed: DataSet) -> None:
     (mixed.root / "mended").touch()
     mixed.pytest().assert_outcomes(passed=2, failed=1)

@@ -121,6 +121,16 @@ def test_sizes_are_counted_while_copying(box: Path, tmp_path: Path) -> None:
         download(box, "/attempt/workspace/f", tmp_path / "g", max_bytes=999)
 
 
+def test_a_file_that_is_too_large_is_refused_before_it_is_copied(box: Path, tmp_path: Path) -> None:
+    """A file of holes costs its writer nothing, and its copy all of the disk."""
+    with (box / "workspace" / "f").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(BoxError, match="more bytes") as error:
+        download(box, "/attempt/workspace", tmp_path / "copy", max_bytes=4 * 1024**3)
+    assert error.value.title == "environment_download_too_large"
+    assert sum(p.stat().st_blocks for p in tmp_path.rglob("*") if p.is_file()) < 100
+
+
 def test_an_upload_of_a_device_is_refused(box: Path) -> None:
     with pytest.raises(BoxError, match="neither a file nor a directory"):
         upload(box, Path("/dev/null"), "/attempt/workspace/null")
