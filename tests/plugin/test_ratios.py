@@ -1,7 +1,7 @@
 """What CI guards of the benchmarks: ratios of two costs that are measured in one run, never a time.
 
-What collecting a task costs beside a test module is in test_collection_as_one.py, an attempt beside the start of
-an interpreter in test_own_cost.py, a script's worker in unit/worker/test_worker_cost.py.
+What collecting a task costs beside a test module is in test_collection_as_one.py, an attempt beside the start
+of an interpreter in test_own_cost.py, a script's worker in unit/worker/test_worker_cost.py.
 """
 
 from __future__ import annotations
@@ -122,5 +122,6 @@ def test_attempts_in_flight_cost_no_more_than_one_after_another(tmp_path: Path) 
             lambda: run("--in-flight=1", "-n4"),
             least=1,
             most=4,
+            warm=False,
         )
     assert min(walls["--in-flight=8"]) < 0.8 * min(walls["--in-flight=1"]), walls
