@@ -25,13 +25,13 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {
     "attempts": (["--sizes", "20", "200", "2000"], ["--sizes", "5", "15", "--at-once", "1"]),
     "in_flight": (["--at-once", "1", "8", "64", "256"], ["--at-once", "1", "8", "--seconds=0.5"]),
     "boxes": (["--times=15"], ["--times=1"]),
-    "docker_box": (["--pairs=15", "--attempts=20"], ["--pairs=1", "--attempts=0"]),
+    "docker": (["--pairs=15", "--attempts=20"], ["--pairs=1", "--attempts=0"]),
     "soak": (["--count=2000"], ["--count=40", "--in-flight=8"]),
     "harbor": (["--times=2"], ["--times=1"]),
 }
 #: Those with an option ``--peer-venv``, and those that the quick run leaves out.
 WITH_PEERS = {"startup", "collection", "attempts", "in_flight", "harbor"}
-SLOW = {"docker_box", "soak", "harbor"}
+SLOW = {"docker", "soak", "harbor"}
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import io
 import ipaddress
 import json
 import os
@@ -101,7 +102,7 @@ class ModelClient:
         try:
             async with client.post(
                 self.url,
-                data=content,
+                data=io.BytesIO(content),  # bytes of more than one MiB are warned about
                 headers=headers,
                 timeout=timeout,
                 proxy=_proxy(self.url),

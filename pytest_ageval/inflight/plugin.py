@@ -1,4 +1,7 @@
-"""The hooks by which pytest takes items in the order in which their attempts are over."""
+"""The hooks by which pytest takes items in the order in which their attempts are over.
+
+Loaded in every run, also in those without a task: what only attempts need is imported when there are some.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ import pytest
 
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.discovery import has_tasks
-from pytest_ageval.inflight import logs, prints
 from pytest_ageval.inflight.worker import make_scheduler, worker_source
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from pytest_ageval.inflight.loop import Source
 
@@ -56,10 +58,11 @@ class InFlight:
         source = self._source(session) if limit > 1 else None
         if source is None:
             return None
+        from pytest_ageval.inflight.diverted import Diverted
         from pytest_ageval.inflight.loop import Loop
         from pytest_ageval.inflight.pool import POOL, Pool
 
-        diverted = _Diverted(self.config)
+        diverted = Diverted(self.config)
         ordered = hasattr(self.config, "workerinput")  # by the controller
         pool = session.config.stash[POOL] = Pool(self.config, limit, ordered=ordered)
         try:
@@ -87,45 +90,3 @@ class InFlight:
             reporter.write_line(
                 f"ageval: {cancelled} attempts in flight were cancelled, {waiting} were not begun"
             )
-
-
-class _Diverted:
-    """What attempts log and print is theirs, for as long as this is registered.
-
-    pytest's capture puts handlers and streams of its own in place for each phase of an item.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self._divert()
-        config.pluginmanager.register(self, "ageval-diverted")
-
-    def _divert(self) -> None:
-        logs.divert()
-        # Without capture, what is printed is to be seen at once.
-        if self.config.getoption("capture") != "no":
-            prints.divert()
-
-    def restore(self) -> None:
-        """Leave logging and the streams as they were found."""
-        self.config.pluginmanager.unregister(self)
-        logs.restore()
-        prints.restore()
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture."""
-        self._divert()
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture."""
-        self._divert()
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
-        """Inside of pytest's capture."""
-        self._divert()
-        return (yield)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -109,6 +110,30 @@ def test_loading_imports_nothing_heavy() -> None:
     assert "pytest_ageval.plugin" in ours
     assert [name for name in ours if HEAVY.search(name)] == []
     assert [line for line in done.stderr.splitlines() if HEAVY.search(line.split("|")[-1])] == []
+
+
+def test_a_run_without_tasks_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_one(): pass")
+    code = (
+        "import sys, pytest; "
+        "assert pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]) == 0; "
+        "print(*sorted(sys.modules))"
+    )
+
+    def loaded(*args: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args],
+            cwd=pytester.path,
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(done.stdout.splitlines()[-1].split())
+
+    ours = loaded("-p", "pytest_ageval.plugin") - loaded()
+    assert "pytest_ageval.plugin" in ours
+    assert [name for name in sorted(ours) if HEAVY.search(name)] == []
 
 
 def test_no_module_imports_pytests_private_ones() -> None:

@@ -1,14 +1,13 @@
 """What CI guards of the benchmarks: ratios of two costs that are measured in one run, never a time.
 
-What collecting a task costs beside a test module is in test_collection_as_one.py, the worker beside an
-interpreter in unit/worker/test_worker_cost.py.
+What collecting a task costs beside a test module is in test_collection_as_one.py, an attempt beside the start
+of an interpreter in test_own_cost.py, a script's worker in unit/worker/test_worker_cost.py.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ evaluation:
   inputs:
     - artifact: answer
 """
-TRIVIAL = 'async def run(ctx): ctx.publish_json("answer", {"n": 1})\n'
 ASKING = """\
 async def run(ctx):
     async with ctx.agent.session("solver", max_turns=1) as session:
@@ -104,25 +102,6 @@ def test_collecting_does_not_grow_faster_than_the_tasks(tmp_path: Path) -> None:
     )
 
 
-def test_an_attempt_costs_less_than_starting_two_interpreters(tmp_path: Path) -> None:
-    """An attempt runs two scripts of the task: the simple way is an interpreter for each."""
-    few, many = data_set(tmp_path / "few", 2, TRIVIAL), data_set(tmp_path / "many", 10, TRIVIAL)
-
-    def attempts(root: Path) -> float:
-        return cpu((*PYTEST, "-n0", "--in-flight=1", "--box-option=isolation=none", "."), root)
-
-    def interpreters() -> float:
-        return sum(cpu((sys.executable, "-c", "import asyncio, json"), tmp_path) for _ in range(3)) / 3
-
-    check(
-        lambda least: (least[1] - least[0]) / 8 / (2 * least[2]),
-        1.0,
-        lambda: attempts(few),
-        lambda: attempts(many),
-        interpreters,
-    )
-
-
 def test_attempts_in_flight_cost_no_more_than_one_after_another(tmp_path: Path) -> None:
     """Eight attempts that wait a second each for the model: less time, no more CPU, half of eight workers."""
     with ScriptedModel([Delay(1.0), Text("done")]) as model:
@@ -143,5 +122,6 @@ def test_attempts_in_flight_cost_no_more_than_one_after_another(tmp_path: Path) 
             lambda: run("--in-flight=1", "-n4"),
             least=1,
             most=4,
+            warm=False,
         )
     assert min(walls["--in-flight=8"]) < 0.8 * min(walls["--in-flight=1"]), walls

@@ -33,12 +33,13 @@ def check(
     *measures: Callable[[], float],
     least: int = 2,
     most: int = 8,
+    warm: bool = True,
 ) -> None:
     """Fail when `ratio` of the least of each measure stays above `limit` for `most` rounds.
 
-    Every measure runs once before the rounds, which does not count.
+    With `warm` every measure runs once before the rounds, which does not count.
     """
-    for measure in measures:
+    for measure in measures if warm else ():
         measure()
     rounds: list[list[float]] = []
     found = limit + 1.0

@@ -184,3 +184,11 @@ def test_messages_that_are_none_are_refused_before_anything_is_sent(messages):
         result = ask(OpenAIExecutor, told_for(model), messages=messages)
     assert (result.ok, result.error, result.transient) == (False, "messages_invalid", False)
     assert model.requests == []
+
+
+def test_a_conversation_of_megabytes_goes_out_without_a_warning():
+    prompt = "long " * 500_000
+    with ScriptedModel([Text("hi")]) as model:
+        result = ask(OpenAIExecutor, told_for(model), prompt)
+    assert result.ok, result.error
+    assert model.requests[0].prompt == prompt.strip()
