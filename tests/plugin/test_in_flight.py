@@ -164,7 +164,7 @@ def pytest_ageval_after_environment(attempt):
 
 def pytest_ageval_after_run(attempt):
     logging.getLogger("mine").warning("logged by %s", attempt.task_id)
-    print("said by", attempt.task_id)
+    print(f"said by {attempt.task_id}")
     print("complained by", attempt.task_id, file=sys.stderr)
 """
 
