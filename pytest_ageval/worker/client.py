@@ -54,8 +54,8 @@ _CLOSE_SECONDS = 5.0
 _MESSAGE_LIMIT = 64 * 1024
 
 
-#: Seconds in which a server must say that a worker has started.
-_START_SECONDS = 15.0
+#: Seconds for which a server may be silent while a worker is to start; of one that spawns, the last resort.
+_SILENT_SECONDS: dict[Start, float] = {"fork": 20.0, "spawn": 120.0}
 
 #: Servers that could not fork a worker, in a row, after which none is asked to any more.
 _FAULTS = 3
@@ -164,6 +164,9 @@ class _Server:
         self._losing: asyncio.Task[None] | None = None
         self.lost = False
         self._last_words = ""
+        self._patience = _SILENT_SECONDS[start]
+        #: When the server was heard last.
+        self._heard = loop.time()
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         with remote:
@@ -199,13 +202,10 @@ class _Server:
         try:
             with there:
                 await self._send_start(number, there, spec)
-            pid = await asyncio.wait_for(started, _START_SECONDS)
-        except BaseException as error:
+            pid = await self._until_started(started)
+        except BaseException:
             # Its socket is closed, so a worker that was started nevertheless ends at once.
             here.close()
-            if isinstance(error, TimeoutError):
-                silent = f"the server of the workers did not answer for {_START_SECONDS:g} s"
-                raise ServerSilent(silent) from None
             raise
         finally:
             self._started.pop(number, None)
@@ -224,6 +224,16 @@ class _Server:
         if self.lost and self._workers.pop(number, None) is not None:
             worker.ended(None)
         return worker
+
+    async def _until_started(self, started: asyncio.Future[int]) -> int:
+        """The pid. Raises ServerSilent; a server that has much to do is heard all the time."""
+        asked = self._loop.time()
+        while not started.done():
+            silent = self._loop.time() - max(asked, self._heard)
+            if silent >= self._patience:
+                raise ServerSilent(f"the server of the workers did not answer for {silent:.0f} s")
+            await asyncio.wait([started], timeout=self._patience - silent)
+        return started.result()
 
     async def _send_start(self, number: int, there: socket.socket, spec: ScriptSpec) -> None:
         with contextlib.ExitStack() as files:
@@ -264,6 +274,7 @@ class _Server:
             if not data:
                 self._lose()
                 return
+            self._heard = self._loop.time()
             self._take(json.loads(data))
 
     def _take(self, message: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ import sys
 
 FEW, MANY = 4, 24
 
-#: Starts of an empty interpreter that an attempt may cost. One with run.py and evaluator.py was at 3 to 4.5, and
-#: at 15 to 17 with ``--ageval-script-start=spawn``.
+#: Starts of an empty interpreter that an attempt may cost. One with run.py and evaluator.py was at 3 to 4.5,
+#: and at 15 to 17 with ``--ageval-script-start=spawn``.
 MOST = 8.0
 
 

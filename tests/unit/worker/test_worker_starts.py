@@ -415,7 +415,7 @@ def test_without_a_warm_server_scripts_are_spawned(bench: Bench, monkeypatch: py
 
 def test_a_server_that_does_not_answer_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers go on when it does; new ones are spawned, and then forked by a new server."""
-    monkeypatch.setattr(client, "_START_SECONDS", 1.0)
+    monkeypatch.setitem(client._SILENT_SECONDS, "fork", 2.0)
     waiting = bench.spec(
         """
         import os, time
