@@ -162,7 +162,7 @@ class EvidenceStore:
                 price=price,
             )
             if writer.taken_over is not None or again:
-                store._recover()
+                store._recover(writer.taken_over or {})
         except BaseException as error:
             writer.release()
             if isinstance(error, OSError):
@@ -170,13 +170,18 @@ class EvidenceStore:
             raise
         return store
 
-    def _recover(self) -> None:
-        """Go on where a killed writer stopped."""
+    def _recover(self, dead: Mapping[str, Any]) -> None:
+        """Go on where the writer `dead` stopped."""
         repair_tail(self.layout.facts)
         self.facts = read_jsonl(self.layout.facts)
         ours = (self.layout.surface("run"), self.layout.surface("evaluate"), self.layout.logs)
         for aside in (*self.root.glob(".*.tmp"), *(path for each in ours for path in each.rglob(".*.tmp"))):
             aside.unlink(missing_ok=True)
+        # Among the work of agents only what that process has left, whatever a file of theirs is called.
+        if (pid := dead.get("pid")) is not None:
+            for directory in (self.layout.artifacts, self.layout.evaluation, self.layout.collected):
+                for aside in directory.rglob(f".*.{pid}.tmp"):
+                    aside.unlink(missing_ok=True)
 
     def recall(self, surface: Surface, invokes: Iterable[PastInvoke]) -> None:
         """Take up the records of the invocations that other processes made on a surface."""

@@ -249,3 +249,67 @@ def test_sandbox_vanishes(cloud: Cloud, tmp_path: Path) -> None:
         assert result["error"]["title"] == "environment_sandbox_gone", result["error"]
     assert len(results) == 2
     nothing_left(cloud, tmp_path)
+
+
+PAUSES = """
+import time
+from pathlib import Path
+import pytest
+
+HERE = Path(__file__).parent
+turns = []
+
+@pytest.hookimpl(wrapper=True)
+def pytest_ageval_before_agent_invoke(attempt, value):
+    turns.append(value)
+    if len(turns) == 2 and not (HERE / "goes_on").exists():
+        (HERE / "paused").touch()
+        time.sleep(120)
+    return (yield)
+"""
+TWO_TURNS = {
+    "conftest.py": PAUSES,
+    "tasks/baked/task.yaml": FILES["tasks/baked/task.yaml"] + "limits: {agent_invocations: 2}\n",
+    "tasks/baked/run.py": (
+        "async def run(ctx):\n"
+        '    solver = ctx.agent.session("solver")\n'
+        '    await solver.invoke("one")\n'
+        '    await solver.invoke("two")\n'
+    ),
+    "tasks/baked/evaluator.py": FILES["tasks/baked/evaluator.py"].replace("baked in", "one\\ntwo"),
+    "tasks/baked/solution/turns.yaml": (
+        "solver: [{run: 'echo one >> answer.txt; touch /tmp/elsewhere'}, "
+        "{run: 'test -e /tmp/elsewhere && echo two >> answer.txt'}]\n"
+    ),
+}
+
+
+def test_a_killed_attempt_goes_on_in_its_sandbox(cloud: Cloud, tmp_path: Path) -> None:
+    """The sandbox of the killed process is taken over, with what lies outside of the workspace."""
+    dataset = make_set(tmp_path, **TWO_TURNS)
+    before = Counter(cloud.server.requests)
+    words = command(cloud, dataset, tmp_path, *plain(cloud))
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment(tmp_path), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (dataset / "paused").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    (sandbox,) = cloud.server.sandboxes
+    (dataset / "goes_on").touch()
+    code, (result,), output = run(cloud, dataset, tmp_path, *plain(cloud), "--resume")
+    assert code == 0, output
+    assert (result["status"], result["resumed"]) == ("PASS", 1)
+    (summary,) = (tmp_path / "evidence" / "runs").glob("*/summary.json")
+    facts = [row for row in json.loads(summary.read_text())["facts"] if row["name"] == "attempt_resumed"]
+    assert [row["detail"]["box_taken_over"] for row in facts] == [True]
+    made = cloud.server.requests - before
+    assert made["POST", CREATE[cloud.kind]] == 1, f"{sandbox} is the only one"
+    nothing_left(cloud, tmp_path)

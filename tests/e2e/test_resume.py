@@ -368,3 +368,15 @@ def test_a_secret_is_in_no_checkpoint(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert value.encode() not in kept
     assert b'"reason":"secret"' in kept
     assert (box_of(attempt.directory) / "box" / "workspace" / "env").read_text() == value
+
+
+def test_what_a_killed_process_was_writing_is_removed(bench: Bench) -> None:
+    """Beside artifacts too; a file of the agent's that is called alike stays."""
+    attempt = bench()
+    assert attempt.process("phase completed 4") == KILLED
+    pid = json.loads(Layout(attempt.directory).writer.read_bytes())["pid"]
+    artifacts = attempt.directory / "task-artifacts"
+    (artifacts / f".words.txt.{pid}.tmp").write_text("half")
+    (artifacts / f".words.txt.{pid + 1}.tmp").write_text("the agent's")
+    assert attempt.process() == 0
+    assert [path.name for path in artifacts.glob(".*")] == [f".words.txt.{pid + 1}.tmp"]

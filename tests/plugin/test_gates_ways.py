@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,11 +62,13 @@ def test_the_same_words_and_exit_code(mixed: DataSet, gates: tuple[str, ...], co
         ways += [("-n2",), ("--in-flight=4",)]
     for way in ways:
         assert told(mixed.pytest(*options, *way)) == alone, way
-    for way in [("-n0",)] if code else [("-n2",), ("--in-flight=3",)]:
-        shutil.rmtree(mixed.root / ".ageval")
-        first = mixed.pytest(*options, "-x")  # ends at the first FAIL or ERROR
-        assert first.ret in (1, 2)
-        (root,) = suite_roots(mixed)
-        assert told(mixed.pytest(*options, *way, f"--resume={root.name}")) == alone, way
-        # Once more, with all of it recorded, and the options as they were.
-        assert told(mixed.pytest(*options[4:], f"--resume={Path(root).name}")) == alone
+    if code == 1:
+        return
+    shutil.rmtree(mixed.root / ".ageval")
+    first = mixed.pytest(*options, "-x")  # ends at the first FAIL or ERROR
+    assert first.ret in (1, 2)
+    (root,) = suite_roots(mixed)
+    way = ("-n0",) if code else ("-n2", "--in-flight=2")
+    assert told(mixed.pytest(*options, *way, f"--resume={root.name}")) == alone
+    if code == 0:  # once more, with all of it recorded, and the options as they were
+        assert told(mixed.pytest(*options[4:], f"--resume={root.name}")) == alone

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import anyio._backends._asyncio  # noqa: F401 - what a process would import at its first model call
-import httpx  # noqa: F401
+import aiohttp  # noqa: F401 - what a process would import at its first model call
 import pluggy
 
 from ageval_executors._loop import LoopExecutor, LoopOptions, Run
