@@ -348,9 +348,8 @@ def _clear(error: BaseException | None) -> None:
         while entry is not None:
             with suppress(RuntimeError):  # it still runs
                 entry.tb_frame.clear()
-            _ = (
-                entry.tb_frame.f_locals
-            )  # before Python 3.13 a copy that was asked for stays as it was until now
+            # Before Python 3.13 a copy of them that somebody asked for would stay; asking again empties it.
+            _ = entry.tb_frame.f_locals
             entry = entry.tb_next
         error = error.__cause__ or error.__context__
 
