@@ -18,7 +18,18 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
     "options", [("--count", "60"), ("--count", "30", "--kill-at", "0.4")], ids=["run", "kill"]
 )
 def test_every_attempt_ends_as_it_must_and_leaves_nothing(options: tuple[str, ...]) -> None:
-    argv = [sys.executable, "-m", "benchmarks.soak", *options, "--in-flight", "20", "--think", "0.5", "--seed", "7"]
+    argv = [
+        sys.executable,
+        "-m",
+        "benchmarks.soak",
+        *options,
+        "--in-flight",
+        "20",
+        "--think",
+        "0.5",
+        "--seed",
+        "7",
+    ]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not as it must be: nothing" in done.stdout
