@@ -333,7 +333,7 @@ def _forget(item: pytest.Item, keys: Iterable[pytest.StashKey[Any]] = _OF_A_RUN)
 
 
 def forget(item: pytest.Item) -> None:
-    """Let go of the attempt of an item whose last report is made: pytest keeps items until the session ends."""
+    """Let go of the attempt of an item whose last report is made: pytest keeps items until the very end."""
     for error in item.stash.get(RAISED, ()):
         _clear(error)
     _forget(item, (*_OF_A_RUN, RAISED, recorded.SHOWN, recorded.DECISION))
