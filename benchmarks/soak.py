@@ -2,11 +2,11 @@
 
     python -m benchmarks.soak --count 2000 --in-flight 200 --seed 1
 
-Each task has one fault, or none (`soak_tasks.py`), and therefore one right outcome. After the run JUnit XML, the
-record of the suite run and the attempts' results are compared with it; processes, directories, file
+Each task has one fault, or none (`soak_tasks.py`), and therefore one right outcome. After the run JUnit XML,
+the record of the suite run and the attempts' results are compared with it; processes, directories, file
 descriptors, mounts and notes are looked for; the memory at a quarter of the run is compared with that at its
-end. The exit code is 1 when something is not as it must be. ``--kill-at 0.4`` ends the session with SIGKILL when 40 %
-have settled, and goes on with ``--resume``.
+end. The exit code is 1 when something is not as it must be. ``--kill-at 0.4`` ends the session with SIGKILL
+when 40 % have settled, and goes on with ``--resume``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.soak_tasks import DISK_FULL, Kind
 from pytest_ageval.suite import read_suite
 from pytest_ageval.testing.scripted_model import ScriptedModel
 
-#: Kilobytes by which a process may grow for each attempt between a quarter of the run and its end, and besides.
+#: Kilobytes by which a process may grow for each attempt after a quarter of the run, and besides.
 #: Most of the former is what pytest and its JUnit XML hold: a report with the tails of its logs.
 GROWTH = 40
 SLACK = 8 * 1024
@@ -222,8 +222,8 @@ class Soak:
         """The last row of each process that has ended in order."""
         return {name: rows[-1] for name, rows in self._probed().items() if "left" in rows[-1]}
 
-    def growth(self) -> list[tuple[str, int, int, int, int]]:
-        """For each process: attempts, kilobytes at a quarter of them and at their end, the peak, descriptors."""
+    def growth(self) -> list[tuple[str, int, int, int, int, int]]:
+        """For each process: attempts, kilobytes at a quarter and at the end, the peak, descriptors."""
         found = []
         for name, rows in self._probed().items():
             ended = [row for row in rows if "descriptors" in row]
@@ -297,9 +297,7 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=0, help="processes of pytest-xdist", dest="workers")
     parser.add_argument("--seed", type=int, default=1, help="which faults are drawn")
     parser.add_argument("--think", type=float, default=4.0, help="the most seconds that the model takes")
-    parser.add_argument(
-        "--kill-at", type=float, help="kill the session at this part of its attempts, then resume"
-    )
+    parser.add_argument("--kill-at", type=float, help="kill the session at this part, then resume")
     parser.add_argument("--keep", action="store_true", help="do not remove the directory of the run")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -348,14 +346,13 @@ def report(soak: Soak, options: argparse.Namespace, cpu: float, peak: float) -> 
     each = cpu / len(soak.kinds)
     print(f"\nwall {soak.wall:.1f} s, CPU {cpu:.1f} s ({each * 1000:.0f} ms an attempt), ", end="")
     print(f"peak of all processes {peak:.0f} MB\n")
-    print(
-        f"{'process':>9}{'items':>7}{'25 % MB':>9}{'100 % MB':>10}{'kB/item':>9}{'peak MB':>9}{'most files':>12}"
-    )
+    names = ("process", "items", "25 % MB", "100 % MB", "kB/item", "peak MB", "most files")
+    print("".join(f"{name:>11}" for name in names))
     for name, attempts, quarter, end, most, files in soak.growth():
         slope = (end - quarter) / max(1, attempts * 3 // 4)
-        print(
-            f"{name:>9}{attempts:7}{quarter / 1024:9.1f}{end / 1024:10.1f}{slope:9.1f}{most / 1024:9.1f}{files:12}"
-        )
+        megabytes = [f"{kilobytes / 1024:.1f}" for kilobytes in (quarter, end, most)]
+        row = (name, attempts, *megabytes[:2], f"{slope:.1f}", megabytes[2], files)
+        print("".join(f"{value:>11}" for value in row))
     print(f"\nnot as it must be: {len(soak.problems) or 'nothing'}")
     for problem in soak.problems[:40]:
         print(f"  {problem}")

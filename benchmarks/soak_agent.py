@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,7 +54,7 @@ def work(fault: str, said: str) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (QUOTA, QUOTA))
         said = said.ljust(2 * QUOTA)
-    with open("answer.txt", "w", encoding="utf-8") as stream:
+    with Path("answer.txt").open("w", encoding="utf-8") as stream:
         stream.write(said)
 
 

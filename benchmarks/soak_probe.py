@@ -22,9 +22,9 @@ def _memory() -> dict[str, int]:
 
 def _descriptors() -> dict[str, str]:
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
+            found[entry.name] = str(entry.readlink())
         except OSError:  # the one that lists them
             continue
     return found
@@ -46,7 +46,7 @@ class Probe:
     def pytest_runtest_logfinish(self) -> None:
         """In a worker and in the controller."""
         self._ended += 1
-        self._write(ended=self._ended, **_memory(), descriptors=len(os.listdir("/proc/self/fd")))
+        self._write(ended=self._ended, **_memory(), descriptors=len(list(Path("/proc/self/fd").iterdir())))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

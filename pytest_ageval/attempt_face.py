@@ -333,7 +333,7 @@ def _forget(item: pytest.Item, keys: Iterable[pytest.StashKey[Any]] = _OF_A_RUN)
 
 
 def forget(item: pytest.Item) -> None:
-    """Let go of the attempt of an item whose last report is made: pytest keeps items until the session ends."""
+    """Let go of the attempt of an item whose last report is made: pytest keeps items until the very end."""
     for error in item.stash.get(RAISED, ()):
         _clear(error)
     _forget(item, (*_OF_A_RUN, RAISED, recorded.SHOWN, recorded.DECISION))
@@ -348,9 +348,8 @@ def _clear(error: BaseException | None) -> None:
         while entry is not None:
             with suppress(RuntimeError):  # it still runs
                 entry.tb_frame.clear()
-            _ = (
-                entry.tb_frame.f_locals
-            )  # before Python 3.13 a copy that was asked for stays as it was until now
+            # Before Python 3.13 a copy of them that somebody asked for would stay; asking again empties it.
+            _ = entry.tb_frame.f_locals
             entry = entry.tb_next
         error = error.__cause__ or error.__context__
 

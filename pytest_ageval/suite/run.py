@@ -27,7 +27,7 @@ SUMMARY_SECONDS = 5.0
 #: Neither is written more often than so many times what writing it takes, nor more bytes of it in a second:
 #: both hold all that has settled, so that what is written would grow with the square of the attempts.
 SHARE = 20
-BYTES_PER_SECOND = 32 * 1024
+BYTES_PER_SECOND = 16 * 1024
 
 #: Errors by which an attempt did not come to an end: it is continued, or run again, without being asked.
 UNFINISHED = frozenset(("interrupted", "worker_crashed"))

@@ -1,6 +1,7 @@
 """From synchronous code to the event loop and back."""
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -70,3 +71,11 @@ def test_an_interrupt_lets_the_coroutine_clean_up(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         portal.run(work())
     assert cleaned.is_set()
+
+
+def test_the_end_of_the_loop_leaves_no_file_open():
+    portal.shutdown()
+    before = sorted(os.listdir("/proc/self/fd"))
+    portal.run(asyncio.sleep(0))
+    portal.shutdown()
+    assert sorted(os.listdir("/proc/self/fd")) == before

@@ -1,6 +1,7 @@
 """The attempt directory: one writer, documents whole or absent, one result."""
 
 import enum
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ageval.attempt.context import as_ageval_error
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.evidence import (
     EvidenceStore,
@@ -373,6 +375,26 @@ def test_plain_makes_json_of_anything(tmp_path):
         "o": "<odd>",
         "inf": "-Infinity",
     }
+
+
+def test_a_full_disk_is_told_and_nothing_stays_open(tmp_path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("pytest_ageval.evidence.writer.write_all", full)
+    with pytest.raises(AgevalError, match=r"evidence_unwritable.*No space left on device.*--ageval-dir"):
+        EvidenceStore.create(tmp_path / "a", Redactor())
+    monkeypatch.undo()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "a").exists()
+    with EvidenceStore.create(tmp_path / "a", Redactor()) as store:
+        monkeypatch.setattr("pytest_ageval.evidence.files.write_all", full)
+        with pytest.raises(AgevalError, match="evidence_unwritable"):
+            store.write_lock({})
+        monkeypatch.undo()
+    error = as_ageval_error(OSError(errno.ENOSPC, "No space left on device", "x"), "run")
+    assert (error.title, error.phase) == ("environment_disk_full", "run")
 
 
 def test_an_attempt_without_agent_costs_less_than_10_ms(tmp_path):

@@ -215,6 +215,34 @@ def test_progress_is_throttled_and_whole(tmp_path: Path) -> None:
     SuiteWriter.open(run.layout.root).close()
 
 
+def test_what_is_written_is_linear_in_the_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One attempt a second; what holds all of them is written the more seldom the longer it is."""
+    clock, written = [1000.0], [0]
+    monkeypatch.setattr("pytest_ageval.suite.run.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pytest_ageval.suite.record.os.fsync", lambda descriptor: None)
+
+    def count(path: Path, data: bytes, **_: Any) -> None:
+        written[0] += len(data)
+
+    def cost(attempts: int) -> int:
+        slots = [f"tasks/{number}/task.yaml::task-{number}[codex]" for number in range(attempts)]
+        run = begin(tmp_path / str(attempts), *slots)
+        monkeypatch.setattr("pytest_ageval.suite.run.write_atomic", count)
+        written[0] = 0
+        for slot in slots:
+            run.settle(row(slot, digest=None))
+            clock[0] += 1
+            run.tick()
+        monkeypatch.undo()
+        appended = run.layout.attempts.stat().st_size
+        run.close()
+        monkeypatch.setattr("pytest_ageval.suite.run.time.monotonic", lambda: clock[0])
+        return written[0] + appended
+
+    small, large = cost(200), cost(800)
+    assert large < 8 * small  # 16 times, if a file is written anew every few seconds
+
+
 def test_the_state_of_a_record_that_no_session_wrote(tmp_path: Path) -> None:
     writer = SuiteWriter.create(tmp_path / "suite-runs" / "3f2a9c1d", HEADER)
     writer.add(row("a"))
