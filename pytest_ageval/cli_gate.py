@@ -78,6 +78,8 @@ def _judge(options: argparse.Namespace) -> bool:
             say(decision.line)
     if kept is not None:
         baseline.write(options.write_baseline, kept)
+        if options.format == "text":
+            say(f"baseline of suite run {kept.name} written to {options.write_baseline}")
     return all(decision.passed is not False for decision in found)
 
 

@@ -151,7 +151,9 @@ class TaskFile(_OfDataset, pytest.Module):
         self.job.task_loaded(cast("Path", self.root), self.task)
         self._mark()
         if shape is None and not self.job.variants_of(self):
-            self._deselect()
+            yield self._broken(
+                ConfigError("regrade_not_found", f"no attempt at {self.task_id} is recorded"), Unrecorded
+            )
             return
         function = None if shape is None else self._function()
         for found in self.functions() if shape is None else shape:
@@ -175,11 +177,6 @@ class TaskFile(_OfDataset, pytest.Module):
         )
         item.add_marker(self._mark_of(item.variant))
         return item
-
-    def _deselect(self) -> None:
-        """With ``--regrade``, for want of a recorded attempt; pytest counts the task as deselected."""
-        error = ConfigError("regrade_not_found", f"no attempt at {self.task_id} is recorded")
-        self.config.hook.pytest_deselected(items=[self._broken(error)])
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         """Give the function of this task its variants."""
@@ -233,8 +230,8 @@ class TaskFile(_OfDataset, pytest.Module):
         except ValueError:
             return str(path)
 
-    def _broken(self, error: ConfigError) -> BrokenTask:
-        item: BrokenTask = BrokenTask.from_parent(self, name=safe(self.task_id), error=error)
+    def _broken(self, error: ConfigError, kind: type[BrokenTask] | None = None) -> BrokenTask:
+        item: BrokenTask = (kind or BrokenTask).from_parent(self, name=safe(self.task_id), error=error)
         named = {"task": self.task_id, "dataset": self.dataset_id}
         item.add_marker(pytest.mark.ageval(**{k: v for k, v in named.items() if v}))
         return item
@@ -313,6 +310,10 @@ class BrokenTask(_AttemptNode):
         """Never reached."""
 
 
+class Unrecorded(BrokenTask):
+    """Stands for a task of which ``--regrade`` finds no attempt; it is deselected."""
+
+
 class TaskItem(_AttemptNode, pytest.Function):
     """One attempt at one task."""
 
@@ -365,11 +366,19 @@ def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
 
     Job.of(config).refuse_bad_usage(items)
-    if not items:
-        return
+    _deselect(config, items)
+    places = [place for place, item in enumerate(items) if isinstance(item, _AttemptNode)]
     attempts = sorted((items[place] for place in places), key=_round)
     for place, item in zip(places, attempts, strict=True):
         items[place] = item
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ``--regrade`` has nothing to judge of. pytest counts what was collected first."""
+    left_out = [item for item in items if isinstance(item, Unrecorded)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not isinstance(item, Unrecorded)]
 
 
 def _round(item: pytest.Item) -> int:

@@ -106,7 +106,16 @@ def load(name: str, evidence: Path | None = None, *, allow_incomplete: bool = Fa
     path = Path(name).expanduser()
     if path.is_file() and path.name not in ("suite.json", "summary.json", "attempts.jsonl"):
         return _from_file(path)
-    root = find(name, evidence)
+    try:
+        root = find(name, evidence)
+    except ConfigError as error:
+        if error.code != "suite_not_found":
+            raise
+        raise ConfigError(
+            "suite_not_found",
+            f"--baseline {name}: there is no such file, and no such suite run ({error.message})",
+            hint="write the file with: pytest-ageval gate SUITE --write-baseline FILE",
+        ) from error
     return of_side(read_side(root, name), allow_incomplete=allow_incomplete)
 
 

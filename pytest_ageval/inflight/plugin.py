@@ -5,6 +5,7 @@ Loaded in every run, also in those without a task: what only attempts need is im
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     from pytest_ageval.inflight.loop import Source
 
 
+#: In the output of a worker: attempts that it could not start ahead, by reason.
+IN_TURN = "ageval_in_turn"
+
+
 class InFlight:
     """Registered unless ``--in-flight 1`` was given. What the number is shows when the items are known."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self._in_turn: Counter[str] = Counter()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -69,10 +75,28 @@ class InFlight:
             Loop(session, source, pool).run()
         finally:
             del session.config.stash[POOL]
+            self._took_turns(pool.in_turn)
             cancelled, waiting = pool.stop()
             self._say(cancelled, waiting)
             diverted.restore()
         return True
+
+    def _took_turns(self, reasons: Counter[str]) -> None:
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput[IN_TURN] = dict(reasons)
+        else:
+            self._in_turn += reasons
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """What a worker could not start ahead counts for the run."""
+        self._in_turn.update((getattr(node, "workeroutput", None) or {}).get(IN_TURN, {}))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Attempts that ran one at a time, and why: whoever asked for several would wonder."""
+        for reason, count in self._in_turn.most_common(3):
+            attempts = "1 attempt" if count == 1 else f"{count} attempts"
+            terminalreporter.write_line(f"ageval: {attempts} ran in turn, not ahead: {reason}")
 
     def _source(self, session: pytest.Session) -> Source | None:
         if hasattr(self.config, "workerinput"):

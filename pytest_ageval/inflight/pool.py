@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +53,8 @@ class Pool:
         #: Nobody starts these but pytest. In their order, without those whose turn has come.
         self._in_turn: dict[pytest.Item, None] = {}
         self._needs: dict[pytest.Item, Need] = {}
+        #: Why they are not started ahead.
+        self.in_turn: Counter[str] = Counter()
 
     # -- what is to come -------------------------------------------------------------------------
 
@@ -72,7 +74,9 @@ class Pool:
     def _wait_for_turn(self, item: pytest.Item, reason: object) -> None:
         _log.debug("not started ahead: %s: %s", item.nodeid, reason)
         self._in_turn[item] = None
-        if isinstance(reason, BaseException):  # there is nothing to run, and nothing that it takes
+        if not isinstance(reason, BaseException):
+            self.in_turn[str(reason)] += 1
+        else:  # there is nothing to run, and nothing that it takes
             self._needs[item] = Need({})
 
     def waiting(self, among: Container[pytest.Item]) -> pytest.Item | None:

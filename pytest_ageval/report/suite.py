@@ -28,17 +28,24 @@ def lines(
     yield from _saved([row for row in shown if row.get("source") == "reused"], "reused", "saved")
     for run in runs:
         where = os.path.relpath(run.layout.root, config.invocation_params.dir)
-        yield f"suite {run.header.suite_run_id}: {run.status}, {run.done} of {run.total} settled ({where})"
+        left = f", {run.total - run.done} not needed" if _decided(run) else ""
+        settled = f"{run.done} of {run.total} settled{left}"
+        yield f"suite {run.header.suite_run_id}: {run.status}, {settled} ({where})"
         if run.problem is not None:
             yield f"suite {run.header.suite_run_id}: could not be written in full: {run.problem}"
     names = list(dict.fromkeys(run.header.suite_run_id for run in runs))
-    if any(run.done < run.total for run in runs):
+    if any(run.done < run.total and not _decided(run) for run in runs):
         controller = config.pluginmanager.getplugin("ageval-controller")
         left_out = controller is not None and controller.not_run
         budget = ", with a budget above what is spent" if left_out else ""
         yield f"go on with it{budget}: {_command(config, names)}"
     if any(row.status == "ERROR" for run in runs for row in run.rows.values()):
         yield f"its errors once more: {_command(config, names, '--retry-errors')}"
+
+
+def _decided(run: SuiteRun) -> bool:
+    """Nothing is left to do, though slots are empty: ``--attempts auto`` did not need them."""
+    return run.status == "complete" and run.done < run.total
 
 
 def _saved(rows: Sequence[Mapping[str, Any]], word: str, what: str) -> Iterator[str]:

@@ -108,7 +108,9 @@ def find_suite(name: str, evidence: Path) -> Path:
     if not found:
         known = ", ".join(path.name for path in suites(evidence)[-5:]) or "none"
         raise ConfigError(
-            "suite_not_found", f"no suite run {name!r} below {evidence / DIRECTORY}; known: {known}"
+            "suite_not_found",
+            f"no suite run {name!r} below {evidence / DIRECTORY}; known: {known}",
+            hint=f"{name} exists: was --resume=last {name} meant?" if given.exists() else None,
         )
     if name != "last" and len(found) > 1:
         names = ", ".join(path.name for path in found[:5])

@@ -123,7 +123,7 @@ def test_gates_are_not_for_ordinary_tests(pytester: pytest.Pytester) -> None:
         ("--fail-under", "80", "--fail-under: expected a rate such as 0.8 or 80%"),
         ("--max-errors", "many", "--max-errors: expected a number such as 3 or 5%"),
         ("--baseline-alpha", "0", "--baseline-alpha must be between 0 and 1"),
-        ("--baseline", "nowhere", "suite_not_found"),
+        ("--baseline", "nowhere", "suite_not_found: --baseline nowhere: there is no such file"),
         ("--known-failures", "nowhere.yaml", "there is no file"),
     ],
 )

@@ -100,6 +100,17 @@ def test_an_item_that_needs_its_turn_waits_for_it(demo: DataSet, conftest: str, 
     result.assert_outcomes(passed=2)
     assert most_at_once(log) == 1
     assert reason in Path("log.txt").read_text()
+    result.stdout.fnmatch_lines([f"ageval: 2 attempts ran in turn, not ahead: {reason}*"])
+
+
+def test_what_workers_ran_in_turn_is_said_once(demo: DataSet) -> None:
+    sleeping(demo, one=0.1, two=0.1, three=0.1)
+    demo.pytester.makeconftest("def pytest_runtest_setup(item): pass")
+    result = demo.pytest("-n", "2", "--in-flight", "2")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(
+        ["ageval: 3 attempts ran in turn, not ahead: the hook pytest_runtest_setup of *"]
+    )
 
 
 def test_the_first_failure_ends_it_and_nothing_is_left(demo: DataSet) -> None:

@@ -143,6 +143,8 @@ def test_attempts_stop_when_the_conclusion_is_known(numbered: DataSet, workers: 
     out = result.stdout.str()
     assert "attempts auto: pass probability above 0.5: 1, below: 1, undecided: 1" in out
     assert f"{made} attempts made, {30 - made} not needed" in out
+    assert f": complete, {made} of 30 settled, {30 - made} not needed (" in out
+    assert "go on with it" not in out
     assert "undecided within 10 attempts: wavers[default]" in out
     assert "decided after 5 attempts (5 passed): pass probability above 0.5" in out
     assert "decided after 5 attempts (0 passed): pass probability below 0.5" in out

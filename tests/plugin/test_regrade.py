@@ -101,6 +101,7 @@ def test_the_same_evaluator_gives_the_same_verdicts(demo: DataSet, workers: str)
     assert (outcomes["passed"], outcomes["failed"]) == (1, 1)
     if workers == "-n0":
         assert outcomes["deselected"] == 1
+        result.stdout.fnmatch_lines(["*collected 3 items / 1 deselected / 2 selected"])
     result.stdout.fnmatch_lines(["*regrade of aa11: 2 of 2 recorded attempts*", "*sum?local?*"])
     after = regraded(demo)
     for name in ("sum", "wrong"):
