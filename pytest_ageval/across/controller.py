@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -390,11 +390,19 @@ class Across:
         finally:
             self._stop.set()
             wrong = in_parallel([host for host in self.hosts.values() if host.here], self._leave)
-            for line in (*wrong, *self._problems):
+            for line in (*wrong, *self._problems, *self._given_away()):
                 self.words.say(line)
             in_parallel(list(self.hosts.values()), Host.close)
             if self._directory is not None:
                 shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _given_away(self) -> Iterator[str]:
+        """Which variables of the environment a host has got."""
+        for host in self.hosts.values():
+            workers = [worker for worker, where in self._workers.items() if where is host]
+            names = set().union(*(self.words.given.get(worker, ()) for worker in workers))
+            if names:
+                yield f"{host.name} was given {', '.join(sorted(names))}"
 
     def _leave(self, host: Host) -> None:
         host.call("wait", WORKERS_SECONDS, seconds=2 * WORKERS_SECONDS)

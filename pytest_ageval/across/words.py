@@ -45,6 +45,8 @@ class Words:
         self.config = config
         self.across = across
         self._lock = threading.Lock()
+        #: Names of the variables whose values a worker has asked for and got.
+        self.given: dict[str, set[str]] = {}
 
     def say(self, text: str) -> None:
         """A line in the terminal."""
@@ -74,7 +76,7 @@ class Words:
             self._note(source.worker, *value)
         elif word == "ask":
             number, name, what = value
-            answer = self._secret(what) if name == "secret" else self._cached(*what)
+            answer = self._secret(source.worker, what) if name == "secret" else self._cached(*what)
             source.tell("answer", (number, answer))
 
     def _begun(self, suite: str, row: dict[str, Any]) -> None:
@@ -106,9 +108,11 @@ class Words:
                 self._running.mkdir(mode=0o700, exist_ok=True)
                 path.write_text(json.dumps(note), encoding="utf-8")
 
-    @staticmethod
-    def _secret(name: str) -> str | None:
-        return os.environ.get(name)
+    def _secret(self, worker: str, name: str) -> str | None:
+        value = os.environ.get(name)
+        if value:
+            self.given.setdefault(worker, set()).add(name)
+        return value
 
     @staticmethod
     def _cached(cache: str, digest: str, attempt: int) -> Any:

@@ -112,6 +112,8 @@ def test_what_two_machines_do_is_all_here(demo: DataSet, hosts, monkeypatch: pyt
     assert str(b.directory) not in shown
     assert str(a.directory) not in there.stdout.str().replace(f"sent to {a.directory}", "")
     assert f"{demo.root}/.ageval/runs/attempt_" in shown
+    # Only the host that ran the task with an agent has asked, and for nothing else.
+    assert {line[1] for line in re.finditer(r"was given (.*)", there.stdout.str())} == {"PROBE_KEY"}
     assert a.left() == b.left() == []
 
 
