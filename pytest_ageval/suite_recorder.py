@@ -47,15 +47,15 @@ class SuiteRecorder:
         """The only process has collected."""
         looks = any(self.config.getoption(name, False) for name in ("collectonly", "setupplan", "setuponly"))
         if not looks:
-            self._open([item.nodeid for item in session.items], workers=1)
+            self._open([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True, trylast=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """A worker has collected, all find the same; attempts begin when the last one has."""
         if not self._homes:
-            self._open(ids, workers=len(self.config.getoption("tx") or ()) or 1)
+            self._open(ids)
 
-    def _open(self, nodeids: Sequence[str], workers: int) -> None:
+    def _open(self, nodeids: Sequence[str]) -> None:
         """Begin a suite run, or go on with one, for each root of evidence that the items belong to.
 
         Raises `pytest.UsageError` when one that is to be resumed cannot be.
@@ -70,11 +70,13 @@ class SuiteRecorder:
         homes = by_dataset(tasks, self.config.rootpath)
         if not homes or job.usage_error is not None:
             return
+        from pytest_ageval.inflight.limits import workers
         from pytest_ageval.inflight.number import number
         from pytest_ageval.suite_opening import open_runs
 
+        at_once = workers(self.config) * number(self.config, nodeids).limit
         try:
-            opened = open_runs(job, homes, workers * number(self.config, nodeids).limit)
+            opened = open_runs(job, homes, at_once)
         except AgevalError as error:
             raise pytest.UsageError(str(error)) from None
         except OSError as error:  # the attempts say that nothing can be written here

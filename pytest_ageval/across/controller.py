@@ -22,6 +22,7 @@ from pytest_ageval.across.specs import HostError
 from pytest_ageval.across.tree import Tree, below_any
 from pytest_ageval.across.words import Incoming, Words, whole
 from pytest_ageval.across.worker import INPUT
+from pytest_ageval.inflight.limits import HERE
 
 if TYPE_CHECKING:
     from pytest_ageval.job import Job
@@ -245,6 +246,7 @@ class Across:
         """A worker learns where it is."""
         if self._given is not None:
             self.config.invocation_params, self._given = self._given, None
+        node.workerinput[HERE] = self._beside(node.gateway.spec)
         if not self._remote:
             return
         host = self.hosts[specs.key_of(node.gateway.spec)]
@@ -262,6 +264,12 @@ class Across:
             "env_files": {host.places.there(path): text for path, text in self._env_files.items()},
             "channel": channel,
         }
+
+    def _beside(self, spec: Any) -> int:
+        """How many workers the machine of a spec has."""
+        given = self.config.pluginmanager.getplugin("dsession").nodemanager.specs
+        machines = [specs.key_of(each) if specs.is_remote(each) else None for each in given]
+        return machines.count(specs.key_of(spec) if specs.is_remote(spec) else None)
 
     def _words_for(self, host: Host, arguments: Arguments) -> list[str]:
         config = self.config

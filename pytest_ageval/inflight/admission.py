@@ -32,6 +32,7 @@ class Admission:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._processes = limits.workers(job.config)
+        self._processes_here = limits.workers_here(job.config)
         self._taken: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
         self._limits: dict[str, float] = {}
@@ -55,9 +56,11 @@ class Admission:
 
     def _limit(self, name: str, most: float | None) -> None:
         if name not in self._limits:
-            if most is None:
+            processes = self._processes
+            if most is None:  # what this machine has
                 most = limits.cpus(self._job) if name == "cpus" else limits.memory_mb(self._job)
-            self._limits[name] = limits.share(most, self._processes)
+                processes = self._processes_here
+            self._limits[name] = limits.share(most, processes)
 
     def short_of(self, need: Need) -> set[str]:
         """The resources of which too little is left for `need`; none: it may begin."""

@@ -38,6 +38,15 @@ def workers(config: pytest.Config) -> int:
     return len(parse_tx_spec_config(config)) or 1
 
 
+#: In the input of a worker, where a run has several machines: how many of its processes are on this one.
+HERE = "ageval_workers_here"
+
+
+def workers_here(config: pytest.Config) -> int:
+    """How many processes run attempts of this session on this machine."""
+    return int(getattr(config, "workerinput", {}).get(HERE, 0)) or workers(config)
+
+
 def check(job: Job) -> None:
     """All limits can be understood. Raises ConfigError ``invalid_option``."""
     cpus(job)

@@ -52,6 +52,14 @@ def admitted(made: Admission, wanted: Need) -> int:
     return count
 
 
+def test_processors_are_shared_by_the_processes_of_their_machine() -> None:
+    made = Job(8, cpus=8.0, max_sandboxes=["cloud=16"])
+    made.config.workerinput[limits.HERE] = 2
+    there = Admission(cast("Any", made))
+    assert admitted(there, need(there, cpus=1)) == 4
+    assert admitted(there, need(there, "cloud")) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "parameters", "count"),
     [
