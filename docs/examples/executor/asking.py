@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -65,7 +66,7 @@ class AskingExecutor(Executor):
 
     async def ask(self, messages: list[dict[str, Any]], left: float | None) -> AgentResult:
         """One call. Every way in which it can fail is a token in `error`."""
-        import httpx  # here: nobody who does not use this executor pays for the import
+        import aiohttp  # here: nobody who does not use this executor pays for the import
 
         limit = self.session.model.timeout or 600.0
         phase_ends = left is not None and left < limit
@@ -73,22 +74,25 @@ class AskingExecutor(Executor):
         headers = {"authorization": f"Bearer {self.session.api_key}"}
         try:
             async with asyncio.timeout(left if phase_ends else limit):
-                async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                    url = f"{self.session.base_url}/chat/completions"
-                    response = await client.post(url, json=body, headers=headers)
+                url = f"{self.session.base_url}/chat/completions"
+                async with (
+                    aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as client,
+                    client.post(url, json=body, headers=headers, allow_redirects=False) as response,
+                ):
+                    status, content = response.status, await response.read()
+                    wait = response.headers.get("retry-after", "")
         except TimeoutError:
             error = "wall_time_exceeded" if phase_ends else "model_timeout"
             return failure(error, "timeout", infrastructure=not phase_ends, transient=not phase_ends)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (aiohttp.ClientError, OSError) as error:
             # Its class, not its text: that may hold the address, or what the server sent.
             return failure(f"TransportError:{type(error).__name__}", transient=True)
-        if response.status_code != 200:
-            status, wait = response.status_code, response.headers.get("retry-after", "")
+        if status != 200:
             after = float(wait) if wait.isdecimal() else None
             passes = status in (408, 409, 429) or status >= 500
             return failure(f"HTTPError:{status}", transient=passes, retry_after=after)
         try:
-            found = response.json()
+            found = json.loads(content)
             choice = found["choices"][0]
             text = choice["message"]["content"] or ""
         except (ValueError, KeyError, TypeError, IndexError):
