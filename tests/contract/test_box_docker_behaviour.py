@@ -868,3 +868,14 @@ def test_the_network_of_a_service_can_be_shared(tmp_path: Path) -> None:
         assert (await box.exec(["python3", "-c", fetch])).stdout == "served\n"
 
     drive(box, body)
+
+
+@with_compose
+def test_a_compose_file_of_main_alone_opens_no_way_out(tmp_path: Path) -> None:
+    root = task(tmp_path / "task", environment__compose_yaml="services:\n  main:\n    environment: {A: b}\n")
+    box = make_box(tmp_path / "w", task_root=root, options={"network": "none"})
+
+    async def body() -> None:
+        assert (await box.exec(["ls", "/sys/class/net"])).stdout.split() == ["lo"]
+
+    drive(box, body)
