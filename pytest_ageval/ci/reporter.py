@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ageval.options import resolve
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from pytest_ageval.ci import Mode
     from pytest_ageval.ci.github import Mute
     from pytest_ageval.ci.outcomes import Ended, Kind
 
-Mode = Literal["off", "github", "gitlab", "jenkins"]
-
 #: The variable that says where the checkout is.
 CHECKOUT = {"github": "GITHUB_WORKSPACE", "gitlab": "CI_PROJECT_DIR", "jenkins": "WORKSPACE"}
-
-
-def mode(config: pytest.Config) -> Mode:
-    """The form that is asked for, or that of the system whose variables are set."""
-    given = resolve(config, "ci")[0]
-    found: Mapping[str, Mode] = {"off": "off", "github": "github", "gitlab": "gitlab", "jenkins": "jenkins"}
-    if given in found:
-        return found[given]
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        return "github"
-    if os.environ.get("GITLAB_CI") == "true":
-        return "gitlab"
-    return "jenkins" if os.environ.get("JENKINS_URL") else "off"
 
 
 class Reporter:

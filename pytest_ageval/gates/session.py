@@ -15,6 +15,7 @@ from pytest_ageval.controller import EXIT_ERRORS, EXIT_FAILS
 from pytest_ageval.discovery import has_tasks
 from pytest_ageval.errors import AgevalError
 from pytest_ageval.gates.rules import Decision, Gates, parse_alpha, parse_errors, parse_rate
+from pytest_ageval.gates.wiring import GATES
 from pytest_ageval.options import resolve
 
 if TYPE_CHECKING:
@@ -26,20 +27,13 @@ EXIT_GATES = 10
 #: Exit codes that say no more than how attempts went.
 _OWN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, EXIT_FAILS, EXIT_ERRORS)
 
-OPTIONS = ("fail_under", "max_errors", "baseline")
-
-
-def asked(config: pytest.Config) -> bool:
-    """The run has gates."""
-    return any(resolve(config, name)[0] is not None for name in OPTIONS)
-
 
 def read(config: pytest.Config) -> Gates:
     """The gates of the options; a baseline is read now, before the run writes a record of its own.
 
     Raises `pytest.UsageError`.
     """
-    rate, errors, baseline = (resolve(config, name)[0] for name in OPTIONS)
+    rate, errors, baseline = (resolve(config, name)[0] for name in GATES)
     alpha = resolve(config, "baseline_alpha")[0]
     try:
         return Gates(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_ageval.ci import mode as ci_mode
 from pytest_ageval.gates import known
+from pytest_ageval.options import resolve
 
 if TYPE_CHECKING:
     import pytest
+
+
+#: Options that ask for gates.
+GATES = ("fail_under", "max_errors", "baseline")
 
 
 def register(config: pytest.Config) -> None:
@@ -17,17 +23,15 @@ def register(config: pytest.Config) -> None:
     _register_ci(config)
     if hasattr(config, "workerinput"):
         return
-    from pytest_ageval.gates import session
+    if any(resolve(config, name)[0] is not None for name in GATES):
+        from pytest_ageval.gates import session
 
-    if session.asked(config):
         keeper = session.GateKeeper(config, session.read(config))
         config.pluginmanager.register(keeper, "ageval-gates")
 
 
 def _register_ci(config: pytest.Config) -> None:
-    from pytest_ageval.ci import reporter
-
-    mode = reporter.mode(config)
+    mode = ci_mode(config)
     if mode == "off":
         return
     if mode in ("gitlab", "jenkins") and config.getoption("xmlpath", None):
@@ -35,4 +39,6 @@ def _register_ci(config: pytest.Config) -> None:
 
         config.pluginmanager.register(Attachments(mode), "ageval-attachments")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(reporter.Reporter(config, mode), "ageval-ci")
+        from pytest_ageval.ci.reporter import Reporter
+
+        config.pluginmanager.register(Reporter(config, mode), "ageval-ci")

@@ -12,7 +12,6 @@ import pytest
 
 from pytest_ageval.collection import TaskItem
 from pytest_ageval.discovery import has_tasks
-from pytest_ageval.inflight.worker import make_scheduler, worker_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +33,8 @@ class InFlight:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Every worker needs more items than it runs, to know which one comes next."""
+        from pytest_ageval.inflight.worker import make_scheduler
+
         return make_scheduler(config, log, self._depth, self._order)
 
     def _order(self, nodeids: Sequence[str]) -> list[int]:
@@ -100,6 +101,8 @@ class InFlight:
 
     def _source(self, session: pytest.Session) -> Source | None:
         if hasattr(self.config, "workerinput"):
+            from pytest_ageval.inflight.worker import worker_source
+
             return worker_source(session)
         if self.config.pluginmanager.hasplugin("dsession"):
             return None  # the controller of a distributed run has no items
