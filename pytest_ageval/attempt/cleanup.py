@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ageval import portal
 from pytest_ageval.attempt import slots
 from pytest_ageval.attempt.equip import take_logins_away
+from pytest_ageval.attempt.evaluate import gold_directory
 from pytest_ageval.attempt.guard import AGENTS, drop
 from pytest_ageval.attempt.record import summarize
 from pytest_ageval.attempt.scoring import stop_scoring_boxes
@@ -52,8 +53,19 @@ async def stop_box(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
         facts.append({"name": "cleanup_warning", "detail": {"message": attempt.cleanup_warning}})
     else:
         facts.append({"name": "environment_stopped", "detail": {"deleted": delete}})
-    if not delete:
+    if delete:
+        await asyncio.to_thread(_drop_gold, attempt)
+    else:
         keep_workspace(attempt, facts)
+
+
+def _drop_gold(attempt: Attempt) -> None:
+    """Remove the evaluator's copy. A box that was taken over has another directory and removes only that."""
+    copy = gold_directory(attempt)
+    if copy.is_dir():
+        drop(copy)
+        with contextlib.suppress(OSError):
+            copy.parent.rmdir()
 
 
 async def stop_scoring(attempt: Attempt, facts: list[dict[str, Any]]) -> None:
