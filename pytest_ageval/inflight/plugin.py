@@ -66,9 +66,11 @@ class InFlight:
         if source is None:
             return None
         from pytest_ageval.inflight.diverted import Diverted
+        from pytest_ageval.inflight.files import FILES, SPARE_FILES, allow_files
         from pytest_ageval.inflight.loop import Loop
         from pytest_ageval.inflight.pool import POOL, Pool
 
+        allow_files(limit * FILES + SPARE_FILES)
         diverted = Diverted(self.config)
         ordered = hasattr(self.config, "workerinput")  # by the controller
         pool = session.config.stash[POOL] = Pool(self.config, limit, ordered=ordered)

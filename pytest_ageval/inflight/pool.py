@@ -137,7 +137,8 @@ class Pool:
         self._queue.extendleft(reversed(passed))
 
     def _has_room(self) -> bool:
-        return self._running < self.limit and len(self._ready) < 2 * self.limit
+        # Where reports are slower than attempts, one begins for each that is reported: no waves of them.
+        return self._running < self.limit and self._running + len(self._ready) < 2 * self.limit
 
     def _look_at(self, item: pytest.Item) -> tuple[LockedTask, Need] | None:
         """The item's configuration and what it takes; None when it has to wait for its turn."""
