@@ -21,5 +21,7 @@ def test_findings_are_in_the_page_when_asked_for(demo: DataSet, key: str) -> Non
             demo.profiles(attempt_kit.PROFILES.format(url=model.base_url, stall=1))
             demo.pytest("--html=out.html", "--self-contained-html", options).assert_outcomes(passed=1)
         page = unescape(unescape((demo.pytester.path / "out.html").read_text()))
-        assert ("Analysis: 1 sign of reward hacking" in page.replace("\\u0026", "&")) is there
-        assert ("speaks_to_the_judge" in page) is there
+        # What the agent said is in its trajectory and in the artifact that a judge may read.
+        assert ("Analysis: 2 signs of reward hacking" in page.replace("\\u0026", "&")) is there
+        for file in ("trajectory.jsonl", "task-artifacts/reply.json"):
+            assert (f"speaks_to_the_judge: addresses whoever judges the work ({file} line" in page) is there
