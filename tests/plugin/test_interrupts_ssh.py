@@ -125,8 +125,23 @@ def test_a_killed_run_is_told_of_and_cleaned(run: Run) -> None:
     assert until(lambda: not run.left(), 5), run.left()
 
 
-def test_a_host_that_is_gone_at_the_end(run: Run) -> None:
+@pytest.fixture
+def lone(
+    demo: DataSet,
+    scratch: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Run]:
+    """With a host of its own, which may go."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with sshd(tmp_path_factory.mktemp("lone")) as server:
+        yield Run(demo, server, scratch, tmp_path / "cache" / "pytest-ageval" / "ssh")
+
+
+def test_a_host_that_is_gone_at_the_end(lone: Run) -> None:
     """The attempt's result stands or not; the box is noted, and goes when the host is there again."""
+    run = lone
     process = run.start("-p", "no:xdist")
     run.server.stop()
     try:
