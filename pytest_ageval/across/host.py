@@ -52,7 +52,6 @@ class Host:
         self.name = str(spec.ssh)
         self.lost: str | None = None
         self.places = Places("/")
-        self.versions: dict[str, Any] = {}
         self.files = 0
         self._intake = intake
         self._spent = spent
@@ -69,7 +68,7 @@ class Host:
         """Check what is installed there, and start the agent. Raises `HostError`."""
         import execnet
 
-        self.versions = specs.probe(self.spec)
+        specs.probe(self.spec)
         spec = copy.copy(self.spec)
         spec.id, spec.execmodel = f"ageval-host-{self.number}", "thread"
         self._group = execnet.Group(execmodel="thread")

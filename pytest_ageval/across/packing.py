@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -182,13 +181,3 @@ def _from_a_host(member: tarfile.TarInfo, directory: str) -> tarfile.TarInfo | N
     if member.isdir():
         return found.replace(mode=stat.S_IMODE(member.mode) & 0o755 | 0o700, deep=False)
     return found
-
-
-@contextlib.contextmanager
-def spooled(path: Path) -> Iterator[Spool]:
-    """A spool that is gone at the end."""
-    spool = Spool(path)
-    try:
-        yield spool
-    finally:
-        spool.drop()

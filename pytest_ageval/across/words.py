@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ class Words:
     def __init__(self, config: pytest.Config, across: Across) -> None:
         self.config = config
         self.across = across
-        self._lock = threading.Lock()
         #: Names of the variables whose values a worker has asked for and got.
         self.given: dict[str, set[str]] = {}
 

@@ -48,7 +48,7 @@ class AttemptOptions:
     processes start. `hidden` are further
     directories and files that a contained script does not see. `ledger` is what the whole run has spent,
     if it has a budget, and `prices` what models cost. `pacer` says when requests to providers may go out.
-    directories and files that a contained script does not see. `gateway` is whether agents' model
+    `gateway` is whether agents' model
     calls pass the gateway, `record` and `replay` the directory in which they are kept or looked up.
     `export` names the form in which a settled attempt is written once more.
     `checkpoints` is how often the agent's directories are kept: after each turn, also after each step
