@@ -336,15 +336,10 @@ class Controller:
         """Remove boxes by their labels. A kind that cannot be swept is told and stops nobody."""
         from pytest_ageval.job import Job, run_id
 
-        for kind in sorted(kinds):
-            try:
-                cls = Job.of(self.config).registry.box(kind)
-                removed = cls.reap({"ageval.run": run_id(self.config), **labels})
-            except Exception as error:
-                self._say(f"could not remove leftovers of kind {kind}: {error}; later: pytest-ageval clean")
-                continue
-            for what in removed:
-                self._say(f"removed a leftover: {what}")
+        for line in Job.of(self.config).registry.reap(
+            kinds, {"ageval.run": run_id(self.config), **labels}, "later"
+        ):
+            self._say(line)
 
     def _say(self, text: str) -> None:
         reporter = self._reporter()

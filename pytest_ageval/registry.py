@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,20 @@ class Registry:
         """The class of that name; ConfigError ``unknown_executor`` when there is none."""
         found: type[Executor] = _load(self._executors, kind, "unknown_executor", "executor")
         return found
+
+    def reap(self, kinds: Iterable[str], labels: Mapping[str, str], when: str) -> Iterator[str]:
+        """Remove the boxes with these labels that nobody owns any more; a line for each, and for what failed.
+
+        A kind that cannot be swept stops nobody: the line says `when` it can be.
+        """
+        for kind in sorted(set(kinds)):
+            try:
+                removed = self.box(kind).reap(labels)
+            except Exception as error:  # a vendor's SDK may raise anything; the other kinds are removed
+                yield f"could not remove leftovers of kind {kind}: {error}; {when}: pytest-ageval clean"
+                continue
+            for what in removed:
+                yield f"removed a leftover: {what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,15 +80,7 @@ def reap(run_id: str, kinds: Iterable[str], **labels: str) -> list[str]:
     """Remove boxes of the run that nobody owns any more; returns a line for each, and for what failed."""
     from pytest_ageval.registry import Registry
 
-    lines, registry = [], Registry()
-    for kind in sorted(set(kinds)):
-        try:
-            removed = registry.box(kind).reap({"ageval.run": run_id, **labels})
-        except Exception as error:  # a vendor's SDK may raise anything; the other kinds are removed
-            lines.append(f"could not remove leftovers of kind {kind}: {error}; there: pytest-ageval clean")
-            continue
-        lines += [f"removed a leftover: {what}" for what in removed]
-    return lines
+    return list(Registry().reap(kinds, {"ageval.run": run_id, **labels}, "there"))
 
 
 def kinds_noted(base: Path) -> set[str]:
